@@ -18,9 +18,9 @@
     fa_compiler.ops.run("FlashAttentionScore", inputs, attrs)       # one operator on the CPU kernel
     fa_compiler.reference.run("FlashAttentionScore", inputs, attrs) # the same in float64 NumPy
 
-A fused file loads in plain ONNX Runtime after `register_custom_ops(session_options)`. Importing the package
-registers the ONNX schemas of the domain "ascend"; everything else is imported when it is first used. What a run does is
-logged by the logger "fa_compiler".
+A fused file loads in plain ONNX Runtime after `register_custom_ops(session_options)`. Importing the
+package registers the ONNX schemas of the domain "ascend"; everything else is imported when it is
+first used. What a run does is logged by the logger "fa_compiler".
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _LAZY:
         # With the module, so that Python suggests a name of it.
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+        )
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value

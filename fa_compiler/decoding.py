@@ -47,8 +47,8 @@ LEAST_ROOM = 256
 """The tokens for which a buffer has room at first, if the caller names no number."""
 
 MOST_THREADS = 1024
-"""ONNX Runtime makes all threads that it is told, with tables that grow with the square of their number: for 100,000 of
-them it takes all memory, and comes to no end."""
+"""ONNX Runtime makes all threads that it is told, with tables that grow with the square of their
+number: for 100,000 of them it takes all memory, and comes to no end."""
 
 MASK = "attention_mask"
 
@@ -60,19 +60,22 @@ MADE = frozenset(
         *("write_indices", "nonpad_kv_seqlen"),
     }
 )
-"""Inputs that follow from the number of tokens. A session makes them where the caller gives none."""
+"""Inputs that follow from the number of tokens. A session makes them where the caller gives
+none."""
 
 COUNTS = frozenset({SWITCH, "past_sequence_length", "total_sequence_length"})
 """Those that tell the number of tokens itself, as the inputs `Cache.length` do."""
 
 POSITIONS = ("position_ids", "cache_position")
 CONTINUED = (MASK, "position_ids")
-"""Inputs that differ between the sequences of a padded batch, and go on from one step to the next."""
+"""Inputs that differ between the sequences of a padded batch, and go on from one step to the
+next."""
 BY_SEQUENCE = 2
 """The axes of an input with numbers for each sequence."""
 
 SEVERAL_OF_A_BATCH = "batch_size must be 1 when sequence_length > 1"
-"""What the kernel of GroupQueryAttention says of several tokens behind cached ones for more than one sequence."""
+"""What the kernel of GroupQueryAttention says of several tokens behind cached ones for more than
+one sequence."""
 OUT_OF_RANGE = re.compile(r"out of (data )?(bounds|range)|cos_cache|invalid ind", re.IGNORECASE)
 """What ONNX Runtime says of an index that is too large."""
 
@@ -86,28 +89,33 @@ _ONE_BY_ONE = ": give those of a prompt one after the other, or take the caches 
 class DecodingSession:
     """A decoder in ONNX Runtime, which keeps its caches from one step to the next.
 
-    The model is any decoder with caches, fused or not: with caches in place (`optimize` with `in_place_caches`), with
-    a past and present that may share one buffer (GroupQueryAttention), or with caches that grow. Buffers are bound as
-    past and as present, so that a step writes the new rows only and copies nothing. Caches that grow stay in ONNX
-    Runtime's memory; the model itself copies them in every step.
+    The model is any decoder with caches, fused or not: with caches in place (`optimize` with
+    `in_place_caches`), with a past and present that may share one buffer (GroupQueryAttention), or
+    with caches that grow. Buffers are bound as past and as present, so that a step writes the new
+    rows only and copies nothing. Caches that grow stay in ONNX Runtime's memory; the model itself
+    copies them in every step.
 
-    A session holds one conversation, or one batch of them, and runs in one thread at a time. `another` gives more
-    sessions over the same weights, which may run in threads of their own.
+    A session holds one conversation, or one batch of them, and runs in one thread at a time.
+    `another` gives more sessions over the same weights, which may run in threads of their own.
 
     Args:
-        model: a path, bytes, an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of torch.onnx.export.
-        room: the most tokens that the caches may hold. A step that needs more is refused. Buffers have room for so many
-            from the first step on. None sets no limit: full buffers become twice as large, which copies them.
+        model: a path, bytes, an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of
+            torch.onnx.export.
+        room: the most tokens that the caches may hold. A step that needs more is refused. Buffers
+            have room for so many from the first step on. None sets no limit: full buffers become
+            twice as large, which copies them.
         threads: the number of threads that run an operator; 0 for ONNX Runtime's default.
         optimise: whether ONNX Runtime optimises the graph.
 
     Raises:
-        InputError: the model has no caches, ONNX Runtime cannot load it, the library that it needs was not built, or
-            room or threads is no such number.
+        InputError: the model has no caches, ONNX Runtime cannot load it, the library that it needs
+            was not built, or room or threads is no such number.
     """
 
     @suggests_keywords
-    def __init__(self, model: ModelLike, *, room: int | None = None, threads: int = 0, optimise: bool = True) -> None:
+    def __init__(
+        self, model: ModelLike, *, room: int | None = None, threads: int = 0, optimise: bool = True
+    ) -> None:
         if room is not None:
             _check_number("room", room, 1)
         _check_number("threads", threads, 0)
@@ -119,7 +127,9 @@ class DecodingSession:
             is_file = isinstance(model, str | os.PathLike)
             self.name = str(path) if is_file else "the model"
             refuse_sharded(proto, self.name, RUN_SHARDED)
-            self.caches_by_input: dict[str, Cache] = {cache.past: cache for cache in caches_of(proto)}
+            self.caches_by_input: dict[str, Cache] = {
+                cache.past: cache for cache in caches_of(proto)
+            }
             if not self.caches_by_input:
                 raise InputError(
                     f"{self.name} has no caches: it has no output, such as present, that is an input of the next step, "
@@ -132,7 +142,9 @@ class DecodingSession:
             self._session = _session(path, self.name, proto, threads, optimise)
         self._inputs = {info.name: info for info in graph_inputs(proto)}
         self._rows = rows_of(proto, self.caches_by_input.values())
-        self._lengths = {cache.length for cache in self.caches_by_input.values() if cache.length is not None}
+        self._lengths = {
+            cache.length for cache in self.caches_by_input.values() if cache.length is not None
+        }
         self._has_encoder = any("encoder" in name or "cross" in name for name in self._inputs)
         self._presents = {cache.present: cache for cache in self.caches_by_input.values()}
         self._handed_on = handed_on(proto)
@@ -153,7 +165,11 @@ class DecodingSession:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The inputs that a step has to be given."""
-        return tuple(name for name in self._inputs if name not in self.caches_by_input and not self.makes(name))
+        return tuple(
+            name
+            for name in self._inputs
+            if name not in self.caches_by_input and not self.makes(name)
+        )
 
     def makes(self, name: str) -> bool:
         """Whether the session makes this input itself, if a step is not given it."""
@@ -165,7 +181,8 @@ class DecodingSession:
         return name in MADE and not (name in POSITIONS and rank > 2)
 
     def another(self) -> DecodingSession:
-        """Another session over the same loaded model, with empty caches of its own and the same room.
+        """Another session over the same loaded model, with empty caches of its own and the same
+        room.
 
         Both may run at the same time, in threads of their own.
         """
@@ -210,23 +227,26 @@ class DecodingSession:
         """Run the model on new tokens, one or several, and append them to the caches.
 
         Args:
-            inputs: all inputs but the caches. Those that follow from the number of tokens may be left out: the mask,
-                positions, and lengths. The mask goes on with ones from that of the step before, and positions count on
-                from the last ones, so that a padded batch has to be told of once.
+            inputs: all inputs but the caches. Those that follow from the number of tokens may be
+                left out: the mask, positions, and lengths. The mask goes on with ones from that of
+                the step before, and positions count on from the last ones, so that a padded batch
+                has to be told of once.
 
         Returns:
             The outputs by name, without the caches. bfloat16 is `ml_dtypes.bfloat16`.
 
         Raises:
-            InputError: the inputs do not fit the model or the caches, the buffers are full, another thread runs a step
-                of this session, or ONNX Runtime fails. The caches then hold the tokens that they held before.
+            InputError: the inputs do not fit the model or the caches, the buffers are full, another
+                thread runs a step of this session, or ONNX Runtime fails. The caches then hold the
+                tokens that they held before.
         """
         with self._alone():
             return self._step(inputs)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep steps away from what reads or changes the caches. Raises InputError while one runs."""
+        """Keep steps away from what reads or changes the caches. Raises InputError while one
+        runs."""
         if not self._running.acquire(blocking=False):
             raise InputError(
                 "another thread runs a step of this session, which holds one conversation: `another()` gives each "
@@ -246,7 +266,8 @@ class DecodingSession:
         self._check_padding(feeds)
         self._check_indices(feeds, new)
         self._make_room(batch, self._length + new)
-        values = {name: to_ort(array) for name, array in feeds.items()}  # a binding does not keep their memory
+        # a binding does not keep their memory
+        values = {name: to_ort(array) for name, array in feeds.items()}
         binding = self._binding(values)
         try:
             self._session.run_with_iobinding(binding)
@@ -262,7 +283,9 @@ class DecodingSession:
                 self._values[cache.past] = found[present]
         self._length, self._batch = self._length + new, batch
         self._last = {
-            name: feeds[name] for name in CONTINUED if name in feeds and len(feeds[name].shape) == BY_SEQUENCE
+            name: feeds[name]
+            for name in CONTINUED
+            if name in feeds and len(feeds[name].shape) == BY_SEQUENCE
         }
         return {name: from_ort(found[name]) for name in self._told}
 
@@ -272,8 +295,11 @@ class DecodingSession:
         kept = {*self._presents, *self._handed_on.values()}
         return [name for name in self._outputs if name not in kept]
 
-    def _check_filled(self, feeds: Mapping[str, ort.OrtValue], found: Mapping[str, ort.OrtValue]) -> None:
-        """Raise InputError if a step's outputs depend on the rows that `take_caches` put in front of a window."""
+    def _check_filled(
+        self, feeds: Mapping[str, ort.OrtValue], found: Mapping[str, ort.OrtValue]
+    ) -> None:
+        """Raise InputError if a step's outputs depend on the rows that `take_caches` put in front
+        of a window."""
         zeros = dict(self._values)
         for name, count in self._filled.items():
             array = np.array(from_ort(zeros[name]))
@@ -289,7 +315,10 @@ class DecodingSession:
             again = dict(zip(self._outputs, binding.get_outputs(), strict=True))
         finally:
             self._values = zeros
-        if any(from_ort(found[name]).tobytes() != from_ort(again[name]).tobytes() for name in self._told):
+        if any(
+            from_ort(found[name]).tobytes() != from_ort(again[name]).tobytes()
+            for name in self._told
+        ):
             raise InputError(
                 f"{self.name} reads tokens that a cache does not hold, so that no window excludes them; give caches of "
                 f"all {self._length} tokens (fewer are in {first_of(list(self._filled))})"
@@ -319,29 +348,39 @@ class DecodingSession:
         with self._alone():
             return {
                 name: np.array(
-                    _rows(from_ort(value), self.caches_by_input[name], self._length, self._filled.get(name, 0))
+                    _rows(
+                        from_ort(value),
+                        self.caches_by_input[name],
+                        self._length,
+                        self._filled.get(name, 0),
+                    )
                 )
                 for name, value in self._values.items()
             }
 
     @suggests_keywords
-    def take_caches(self, caches: Mapping[str, npt.ArrayLike], *, length: int | None = None) -> None:
-        """Go on with the caches of another session (its `caches`) or model, by the names of this model's inputs.
+    def take_caches(
+        self, caches: Mapping[str, npt.ArrayLike], *, length: int | None = None
+    ) -> None:
+        """Go on with the caches of another session (its `caches`) or model, by the names of this
+        model's inputs.
 
-        The outputs of a prompt's model may be given as they are, where they have the names of this model's outputs, as
-        in `decoder_model.onnx` of optimum, or those that transformers gives them: its `cache.layers.0.keys` is this
-        model's `input.cache.layers.0.keys`.
+        The outputs of a prompt's model may be given as they are, where they have the names of this
+        model's outputs, as in `decoder_model.onnx` of optimum, or those that transformers gives
+        them: its `cache.layers.0.keys` is this model's `input.cache.layers.0.keys`.
 
         Args:
             caches: an array for each cache.
-            length: the number of tokens so far, where caches hold fewer rows: those of a layer with a window may hold
-                the last ones only, as torch keeps them. Zeros take the place of the others. The next step runs twice,
-                with other numbers in these places, to see that the window excludes them.
+            length: the number of tokens so far, where caches hold fewer rows: those of a layer with
+                a window may hold the last ones only, as torch keeps them. Zeros take the place of
+                the others. The next step runs twice, with other numbers in these places, to see
+                that the window excludes them.
 
         Raises:
-            InputError: a cache is missing or does not fit, the caches hold different numbers of tokens and no `length`
-                is given, they hold more tokens, or another thread runs a step of this session. The next step raises it
-                if it reads what a cache does not hold.
+            InputError: a cache is missing or does not fit, the caches hold different numbers of
+                tokens and no `length` is given, they hold more tokens, or another thread runs a
+                step of this session. The next step raises it if it reads what a cache does not
+                hold.
         """
         arrays = self._given_caches(caches)
         lengths = {
@@ -350,7 +389,9 @@ class DecodingSession:
             if self.caches_by_input[name].has_tokens
         }
         count = _all_tokens(lengths, length)
-        batches = {name: array.shape[0] for name, array in arrays.items() if self._is_batch_first(name)}
+        batches = {
+            name: array.shape[0] for name, array in arrays.items() if self._is_batch_first(name)
+        }
         _check_equal(batches, "are of different numbers of sequences", "is of")
         taken = self.another()
         taken._length, taken._batch = count, next(iter(batches.values()), None)
@@ -358,7 +399,9 @@ class DecodingSession:
         taken._least, taken._is_proven = (count, False) if taken._filled else (0, True)
         room = taken._capacity(count)
         for name, held in arrays.items():
-            array = _with_rows_in_front(held, self.caches_by_input[name].axis, taken._filled.get(name, 0))
+            array = _with_rows_in_front(
+                held, self.caches_by_input[name].axis, taken._filled.get(name, 0)
+            )
             if self.caches_by_input[name].is_one_buffer:
                 taken._hold(name, array, room)
             else:
@@ -369,13 +412,21 @@ class DecodingSession:
     def _given_caches(self, caches: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
         """The caches of a caller in the types of the model. Raises InputError."""
         if not isinstance(caches, Mapping):
-            raise InputError("the caches are arrays by the names of inputs, such as the `caches` of another session")
+            raise InputError(
+                "the caches are arrays by the names of inputs, such as the `caches` of another session"
+            )
         arrays: dict[str, Array] = {}
-        given = {self._past_of(name): array for name, array in caches.items() if name not in self.caches_by_input}
+        given = {
+            self._past_of(name): array
+            for name, array in caches.items()
+            if name not in self.caches_by_input
+        }
         given |= {name: array for name, array in caches.items() if name in self.caches_by_input}
         for name, cache in self.caches_by_input.items():
             if name not in given:
-                raise InputError(f"the caches lack '{name}' ({self.name} has {', '.join(self.caches_by_input)})")
+                raise InputError(
+                    f"the caches lack '{name}' ({self.name} has {', '.join(self.caches_by_input)})"
+                )
             arrays[name] = self._array("the caches", name, given[name])
             self._check_shape("the cache", name, arrays[name], cache.axis)
         return arrays
@@ -385,24 +436,29 @@ class DecodingSession:
         return self._presents[output].past if output in self._presents else f"input.{output}"
 
     def _check_shape(self, what: str, name: str, array: Array, free: int | None = None) -> None:
-        """Raise InputError for an array with another number of dimensions, or another fixed size, than the input.
+        """Raise InputError for an array with another number of dimensions, or another fixed size,
+        than the input.
 
         The size along the axis `free` may be another one.
         """
         dims = self._inputs[name].type.tensor_type.shape.dim
         sizes = [fixed_size(dim) for dim in dims]
         fits = len(sizes) == array.ndim and all(
-            place == free or not size or size == array.shape[place] for place, size in enumerate(sizes)
+            place == free or not size or size == array.shape[place]
+            for place, size in enumerate(sizes)
         )
         if dims and not fits:  # ONNX Runtime takes any shape where none is declared
-            wanted = ", ".join(str(size or dim.dim_param or "?") for size, dim in zip(sizes, dims, strict=True))
+            wanted = ", ".join(
+                str(size or dim.dim_param or "?") for size, dim in zip(sizes, dims, strict=True)
+            )
             hint = self._one_by_one(name, sizes, array)
             raise InputError(
                 f"{what} '{name}' has the shape {list(array.shape)}, and {self.name} takes [{wanted}]{hint}"
             )
 
     def _one_by_one(self, name: str, sizes: Sequence[int | None], array: Array) -> str:
-        """What to do with the tokens of a prompt, if these are several for a model that takes one in each run."""
+        """What to do with the tokens of a prompt, if these are several for a model that takes one
+        in each run."""
         rows = self._rows
         if rows is None or rows.input != name or rows.axis is None or array.ndim != len(sizes):
             return ""
@@ -414,8 +470,8 @@ class DecodingSession:
         """Forget the tokens behind the first `length` ones.
 
         Raises:
-            InputError: the caches hold fewer tokens, this is no number of tokens, or another thread runs a step of this
-                session.
+            InputError: the caches hold fewer tokens, this is no number of tokens, or another thread
+                runs a step of this session.
         """
         with self._alone():
             self._rewind(length)
@@ -424,7 +480,9 @@ class DecodingSession:
         if not isinstance(length, int | np.integer) or isinstance(length, bool):
             raise InputError(f"a number of tokens is an integer, not {length!r}")
         if not 0 <= length <= self._length:
-            raise InputError(f"the caches hold {self._length} tokens; {length} of them cannot be kept")
+            raise InputError(
+                f"the caches hold {self._length} tokens; {length} of them cannot be kept"
+            )
         if not length:
             self._forget()
             return
@@ -457,13 +515,21 @@ class DecodingSession:
             )
         for name in inputs:
             if name in self.caches_by_input:
-                raise InputError(f"'{name}' is a cache, which the session holds; take_caches gives it another one")
+                raise InputError(
+                    f"'{name}' is a cache, which the session holds; take_caches gives it another one"
+                )
             if name not in self._inputs:
                 known = self._inputs.keys() - self.caches_by_input
-                raise InputError(f"{self.name} takes no input '{name}'{suggestion(str(name), known)}")
+                raise InputError(
+                    f"{self.name} takes no input '{name}'{suggestion(str(name), known)}"
+                )
         missing = [f"'{name}'" for name in self.inputs if name not in inputs]
         if missing:
-            told = "the input {}, which is missing" if len(missing) == 1 else "the inputs {}, which are missing"
+            told = (
+                "the input {}, which is missing"
+                if len(missing) == 1
+                else "the inputs {}, which are missing"
+            )
             raise InputError(f"{self.name} takes {told.format(', '.join(missing))}")
         feeds = {name: self._array("the step", name, array) for name, array in inputs.items()}
         for name, array in feeds.items():
@@ -477,15 +543,22 @@ class DecodingSession:
         except (ValueError, TypeError):  # of lists that are no array, and of what refuses to be one
             array = np.asarray(None)
         if array.dtype.kind in "OUS":
-            hint = "; it has to hold numbers, in rows of one length" if isinstance(given, (list, tuple)) else ""
-            raise InputError(f"{where}: '{name}' is {_type(given)}, of which no array of numbers can be made{hint}")
-        if not array.size and isinstance(given, (list, tuple)):  # an empty list has no type of its own
+            hint = (
+                "; it has to hold numbers, in rows of one length"
+                if isinstance(given, (list, tuple))
+                else ""
+            )
+            raise InputError(
+                f"{where}: '{name}' is {_type(given)}, of which no array of numbers can be made{hint}"
+            )
+        # an empty list has no type of its own
+        if not array.size and isinstance(given, (list, tuple)):
             array = array.astype(_numpy_type(self._inputs[name]))
         return typed(where, name, array, self._inputs[name])
 
     def _sizes(self, feeds: Mapping[str, Array]) -> tuple[int, int]:
-        """The batch, and the number of new tokens. Raises InputError where there are none, or for another batch than
-        that of the caches."""
+        """The batch, and the number of new tokens. Raises InputError where there are none, or for
+        another batch than that of the caches."""
         rows = self._rows
         array = None if rows is None else feeds.get(rows.input)
         batch, new = 1, 1
@@ -493,7 +566,9 @@ class DecodingSession:
             batch = array.shape[0] if array.ndim > 1 else 1
             new = rows.count(array)
         if not batch or not new:
-            raise InputError(f"the step has no tokens ('{'' if rows is None else rows.input}' is empty)")
+            raise InputError(
+                f"the step has no tokens ('{'' if rows is None else rows.input}' is empty)"
+            )
         if takes_one_token(self._proto):
             check_one_token(self.name, "the step", new, _ONE_BY_ONE)
         if self._batch not in (None, batch):
@@ -503,28 +578,37 @@ class DecodingSession:
         return batch, new
 
     def _check_follows(self, name: str, array: Array, made: Array, new: int) -> None:
-        """Raise InputError for an input of a caller that contradicts the number of tokens, which is in `made`."""
+        """Raise InputError for an input of a caller that contradicts the number of tokens, which is
+        in `made`."""
         if name in self._lengths or name in COUNTS:
             if array.size == 1 and array.item() != made.item():
-                raise InputError(f"'{name}' is {array.item()}; with {self._tokens(new)} it is {made.item()}{_LEFT_OUT}")
+                raise InputError(
+                    f"'{name}' is {array.item()}; with {self._tokens(new)} it is {made.item()}{_LEFT_OUT}"
+                )
             return
         dims = self._inputs[name].type.tensor_type.shape.dim
         fits = array.ndim != made.ndim or all(
             fixed_size(dim) or size == wanted or (size == 1 and not axis and made.ndim > 1)
-            for axis, (dim, size, wanted) in enumerate(zip(dims, array.shape, made.shape, strict=True))
+            for axis, (dim, size, wanted) in enumerate(
+                zip(dims, array.shape, made.shape, strict=True)
+            )
         )
         if not fits:
             wanted = f"with {self._tokens(new)} it has {list(made.shape)}"
-            follows_caches = self._length and not self._last  # nobody has told of a mask or of positions yet
+            # nobody has told of a mask or of positions yet
+            follows_caches = self._length and not self._last
             hint = _TRIMMED if follows_caches and array.size > made.size else ""
-            raise InputError(f"'{name}' has the shape {list(array.shape)}; {wanted}{_LEFT_OUT}{hint}")
+            raise InputError(
+                f"'{name}' has the shape {list(array.shape)}; {wanted}{_LEFT_OUT}{hint}"
+            )
 
     def _check_padding(self, feeds: Mapping[str, Array]) -> None:
-        """Raise InputError for padding in front of tokens, and for padding behind cached ones, if the model takes the
-        first keys for those of the tokens.
+        """Raise InputError for padding in front of tokens, and for padding behind cached ones, if
+        the model takes the first keys for those of the tokens.
 
-        Behind a prompt with padding after its tokens, such a model writes in place of the padding. The mask then has
-        zeros before the ones of later steps: what an earlier step was given is not looked at again.
+        Behind a prompt with padding after its tokens, such a model writes in place of the padding.
+        The mask then has zeros before the ones of later steps: what an earlier step was given is
+        not looked at again.
         """
         mask = feeds.get(MASK)
         if not self._counts_mask or mask is None or mask.ndim != BY_SEQUENCE:
@@ -560,21 +644,24 @@ class DecodingSession:
                     f"{self.name} has {bound} positions, and {self._tokens(new)} go up to position {array.max()}; "
                     "reset() or rewind() makes room"
                 )
-            raise InputError(f"'{name}' holds {array.max()}, and {self.name} knows the numbers up to {bound - 1}")
+            raise InputError(
+                f"'{name}' holds {array.max()}, and {self.name} knows the numbers up to {bound - 1}"
+            )
 
     def _tokens(self, new: int) -> str:
         return f"{self._length} cached and {new} new tokens"
 
     def _told_of(self, error: Exception, feeds: Mapping[str, Array], batch: int, new: int) -> str:
-        """The message of a step that ONNX Runtime refuses. In front of it stands what the inputs contradict in each
-        other or in the model, or else what may be the reason."""
+        """The message of a step that ONNX Runtime refuses. In front of it stands what the inputs
+        contradict in each other or in the model, or else what may be the reason."""
         told = f"{self.name} fails in ONNX Runtime: {one_line(error)}"
         found = _other_batches(feeds, batch) or misfit(feeds, self._inputs.values(), self._bounds)
         reason = found or self._guess(error, new)
         return told if reason is None else f"{reason}; {told}"
 
     def _guess(self, error: Exception, new: int) -> str | None:
-        """What may be the reason where ONNX Runtime says that an index is too large, or refuses several tokens."""
+        """What may be the reason where ONNX Runtime says that an index is too large, or refuses
+        several tokens."""
         if OUT_OF_RANGE.search(str(error)):
             return (
                 f"either a token is none of the model's, or it has no positions for {self._tokens(new)} (reset() or "
@@ -618,10 +705,15 @@ class DecodingSession:
             made = np.broadcast_to(places, (batch, new)) if rank == BY_SEQUENCE else places
             if name in self._last and self._last[name].shape[0] in (1, batch):
                 made = self._last[name][:, -1:] + np.arange(1, new + 1)
-        return np.ascontiguousarray(made.astype(dtype)) if made.ndim else np.asarray(made.astype(dtype))
+        return (
+            np.ascontiguousarray(made.astype(dtype))
+            if made.ndim
+            else np.asarray(made.astype(dtype))
+        )
 
     def _capacity(self, tokens: int) -> int:
-        """The room of buffers that hold so many tokens. Raises InputError if that is more than the caller allows."""
+        """The room of buffers that hold so many tokens. Raises InputError if that is more than the
+        caller allows."""
         if self.room is not None:
             if tokens > self.room:
                 raise InputError(
@@ -635,7 +727,8 @@ class DecodingSession:
         return room
 
     def _make_room(self, batch: int, tokens: int) -> None:
-        """Make the caches before the first step, and buffers that are full larger. Raises InputError."""
+        """Make the caches before the first step, and buffers that are full larger. Raises
+        InputError."""
         room = self._capacity(tokens)
         if not self._values:
             shapes = self._empty_shapes(batch)
@@ -658,19 +751,25 @@ class DecodingSession:
         shape = list(rows.shape)
         shape[cache.axis] = fixed or room
         if rows.shape[cache.axis] > shape[cache.axis]:
-            raise InputError(f"the cache '{name}' has room for {fixed} tokens, which the model fixes")
+            raise InputError(
+                f"the cache '{name}' has room for {fixed} tokens, which the model fixes"
+            )
         try:
             memory = np.zeros(shape, rows.dtype)
         except MemoryError:
-            raise InputError(f"the memory is too small for a cache of {shape} {rows.dtype}: give less room") from None
+            raise InputError(
+                f"the memory is too small for a cache of {shape} {rows.dtype}: give less room"
+            ) from None
         _rows(memory, cache, rows.shape[cache.axis])[...] = rows
         self._memory[name] = memory
         self._values[name] = to_ort(memory)
 
     def _empty_shapes(self, batch: int) -> dict[str, list[int]]:
-        """The shapes of the caches without tokens. Sizes that neither past nor present tells are those of the new rows,
-        or those that the nodes demand."""
-        shapes = {name: self._empty_shape(cache, batch) for name, cache in self.caches_by_input.items()}
+        """The shapes of the caches without tokens. Sizes that neither past nor present tells are
+        those of the new rows, or those that the nodes demand."""
+        shapes = {
+            name: self._empty_shape(cache, batch) for name, cache in self.caches_by_input.items()
+        }
         for name, cache in self.caches_by_input.items():
             if cache.kind == "state" and -1 in shapes[name][1:]:
                 raise InputError(
@@ -680,14 +779,20 @@ class DecodingSession:
         for found in (self._sizes_of_rows, self._demanded_sizes):
             if any(-1 in shape for shape in shapes.values()):
                 known = found(batch)
-                shapes |= {name: _filled(shape, known[name]) for name, shape in shapes.items() if name in known}
+                shapes |= {
+                    name: _filled(shape, known[name])
+                    for name, shape in shapes.items()
+                    if name in known
+                }
         return shapes
 
     def _sizes_of_rows(self, batch: int) -> Mapping[str, Sequence[int]]:
         return sizes_of_rows(self._proto)
 
     def _demanded_sizes(self, batch: int) -> Mapping[str, Sequence[int]]:
-        made = random_inputs(self._proto, self.name, batch=batch, rows=1, past=1, only=self.caches_by_input)
+        made = random_inputs(
+            self._proto, self.name, batch=batch, rows=1, past=1, only=self.caches_by_input
+        )
         return {name: array.shape for name, array in made.items()}
 
     def _is_batch_first(self, name: str) -> bool:
@@ -749,7 +854,11 @@ def _check_open(name: str, proto: onnx.ModelProto, caches: Iterable[Cache]) -> N
     """Raise InputError for a cache that grows, although the model fixes its number of tokens."""
     cache = of_fixed_length(proto, caches)
     if cache is not None:
-        dims = next(info.type.tensor_type.shape.dim for info in graph_inputs(proto) if info.name == cache.past)
+        dims = next(
+            info.type.tensor_type.shape.dim
+            for info in graph_inputs(proto)
+            if info.name == cache.past
+        )
         shape = ", ".join(str(fixed_size(dim) or dim.dim_param or "?") for dim in dims)
         raise InputError(
             f"{name} fixes the number of tokens in its cache '{cache.past}' [{shape}], so that no other step can "
@@ -758,12 +867,15 @@ def _check_open(name: str, proto: onnx.ModelProto, caches: Iterable[Cache]) -> N
 
 
 class _UnfusedSession(OwnSession):
-    """The session of a file without our operators. The provider may not change which caches are one buffer."""
+    """The session of a file without our operators. The provider may not change which caches are one
+    buffer."""
 
     why_unfused = "a DecodingSession runs the file as it is (fuse it with fa-compiler optimize)"
 
 
-def _session(path: Path, name: str, proto: onnx.ModelProto, threads: int, optimise: bool) -> ort.InferenceSession:
+def _session(
+    path: Path, name: str, proto: onnx.ModelProto, threads: int, optimise: bool
+) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions
     options.intra_op_num_threads = threads
@@ -786,8 +898,8 @@ def _needs_library(domains: Iterable[str]) -> bool:
 
 
 def _rows(array: Array, cache: Cache, count: int, start: int = 0) -> Array:
-    """A view of the first rows of a cache, up to the number `count` and from the number `start` on; a cache without a
-    row for each token is whole."""
+    """A view of the first rows of a cache, up to the number `count` and from the number `start` on;
+    a cache without a row for each token is whole."""
     if not cache.has_tokens:
         return array
     return array[(slice(None),) * cache.axis + (slice(start, count),)]

@@ -18,14 +18,18 @@ __all__ = [
 
 
 _PLACE = r"(?<!\S)\S*[/\\]onnxruntime[/\\]\S+?\.(?:h|cc):\d+ "
-_SOURCE = re.compile(rf"{_PLACE}(?:(?:(?!{_PLACE}).)*? was false\. |[^()]*\([^()]*\)(?: const)? )(?=\S)")
-"""What stands in front of ONNX Runtime's words: the file, the function, and the condition of a check."""
+_SOURCE = re.compile(
+    rf"{_PLACE}(?:(?:(?!{_PLACE}).)*? was false\. |[^()]*\([^()]*\)(?: const)? )(?=\S)"
+)
+"""What stands in front of ONNX Runtime's words: the file, the function, and the condition of a
+check."""
 SEARCHED = 10_000
 """Messages of fewer letters are searched: the time grows with their square."""
 
 
 class InputError(FaCompilerError):
-    """The input, an option or the path of the output is at fault. The text names the file or node."""
+    """The input, an option or the path of the output is at fault. The text names the file or
+    node."""
 
 
 class InternalError(FaCompilerError):
@@ -33,8 +37,8 @@ class InternalError(FaCompilerError):
 
 
 def one_line(error: BaseException) -> str:
-    """The text of `error` on one line; messages of libraries often have several. That of the system for a file has its
-    name in front, and no number. That of ONNX Runtime is without its source."""
+    """The text of `error` on one line; messages of libraries often have several. That of the system
+    for a file has its name in front, and no number. That of ONNX Runtime is without its source."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     text = " ".join(str(error).split())

@@ -1,4 +1,5 @@
-"""`FuseAttention`: the fusion as a pass of onnx_ir, for pipelines that hold their model in memory."""
+"""`FuseAttention`: the fusion as a pass of onnx_ir, for pipelines that hold their model in
+memory."""
 
 from __future__ import annotations
 
@@ -23,16 +24,17 @@ from fa_compiler.pipeline.options import FileOptions, PassKeywords, python_optio
 class FuseAttention(ir.passes.FunctionalPass):
     """Fuses the attention of a model: `FuseAttention()(model).model` is the fused model.
 
-    The given model is not changed. The result shares its weights, which are neither copied nor read, apart from those
-    that the matcher looks at. A model without attention that can be fused comes back as an equal copy, and `modified`
-    is then False.
+    The given model is not changed. The result shares its weights, which are neither copied nor
+    read, apart from those that the matcher looks at. A model without attention that can be fused
+    comes back as an equal copy, and `modified` is then False.
 
     Args:
         target: as in `fa_compiler.optimize`.
         **options: the fields of `FileOptions` without the weights.
 
     Raises:
-        InputError: an option is unknown, or the target cannot take an operator that the model has already.
+        InputError: an option is unknown, or the target cannot take an operator that the model has
+            already.
         InternalError: the result failed our own checks.
     """
 
@@ -54,7 +56,9 @@ class FuseAttention(ir.passes.FunctionalPass):
         """Fuse a copy of the model."""
         if not isinstance(model, ir.Model):
             kind = type(model).__name__
-            raise TypeError(f"FuseAttention takes an onnx_ir.Model, not {kind}; fa_compiler.optimize takes other kinds")
+            raise TypeError(
+                f"FuseAttention takes an onnx_ir.Model, not {kind}; fa_compiler.optimize takes other kinds"
+            )
         result = model.clone()
         restore_graph_operators(result)
         self.report, info = fuse_checked(result, self._options)

@@ -25,18 +25,22 @@ __all__ = ["KernelError", "run", "statistics_from_aclnn"]
 def statistics_from_aclnn(
     statistics: npt.NDArray[Any], softmax_in_layout: str, input_layout: str = "TND"
 ) -> npt.NDArray[Any]:
-    """softmax_max or softmax_sum in the order that FlashAttentionScoreGrad takes for the same softmax_in_layout.
+    """softmax_max or softmax_sum in the order that FlashAttentionScoreGrad takes for the same
+    softmax_in_layout.
 
-    `statistics` is the tensor for aclnnFlashAttentionUnpaddingScoreGradV4 or V5. In TND, "same_as_input" has two
-    meanings: aclnn takes [T,N,8] and transposes it, but the operator takes [N,T,8]. The meaning of "" is the same for
-    both: the blocks [N,S_b,8] of all batches back to back, declared as [T,N,8]. In the other layouts both take
-    [B,N,S,8].
+    `statistics` is the tensor for aclnnFlashAttentionUnpaddingScoreGradV4 or V5. In TND,
+    "same_as_input" has two meanings: aclnn takes [T,N,8] and transposes it, but the operator takes
+    [N,T,8]. The meaning of "" is the same for both: the blocks [N,S_b,8] of all batches back to
+    back, declared as [T,N,8]. In the other layouts both take [B,N,S,8].
 
     Raises:
-        ValueError: softmax_in_layout is neither "" nor "same_as_input", or the shape is not [T,N,8].
+        ValueError: softmax_in_layout is neither "" nor "same_as_input", or the shape is not
+            [T,N,8].
     """
     if softmax_in_layout not in ("", "same_as_input"):
-        raise ValueError(f"softmax_in_layout is {softmax_in_layout!r}, expected '' or 'same_as_input'")
+        raise ValueError(
+            f"softmax_in_layout is {softmax_in_layout!r}, expected '' or 'same_as_input'"
+        )
     if input_layout != "TND" or not softmax_in_layout:
         return statistics
     if statistics.ndim != 3:

@@ -22,7 +22,14 @@ from fa_compiler.errors import InputError, check_keywords
 from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.inline_weights import serialised
-from fa_compiler.model_files.reading import RUN_SHARDED, LoadedModel, ShardedModel, load, load_bytes, refuse_sharded
+from fa_compiler.model_files.reading import (
+    RUN_SHARDED,
+    LoadedModel,
+    ShardedModel,
+    load,
+    load_bytes,
+    refuse_sharded,
+)
 from fa_compiler.model_files.temporary import new_folder
 from fa_compiler.model_files.writing import relocate
 from fa_compiler.passes import Options, Report
@@ -31,7 +38,8 @@ from fa_compiler.pipeline.options import python_options
 from fa_compiler.protos.tensors import all_tensors, is_external, location
 
 FOLDER = "session.model_external_initializers_file_folder_path"
-"""The session option for the folder of external data of a model given as bytes. ONNX Runtime 1.20 does not have it."""
+"""The session option for the folder of external data of a model given as bytes. ONNX Runtime 1.20
+does not have it."""
 
 _HAS_FOLDER = tuple(int(part) for part in ort.__version__.split(".")[:2]) >= (1, 22)
 
@@ -40,7 +48,8 @@ _ARGUMENTS = frozenset(
     for text in inspect.unwrap(ort.InferenceSession.__init__).__code__.co_consts
     if isinstance(text, str) and text.isidentifier() and text.islower()
 )
-"""Holds the names of all arguments that ONNX Runtime looks up in its **kwargs: they are constants of its code."""
+"""Holds the names of all arguments that ONNX Runtime looks up in its **kwargs: they are constants
+of its code."""
 
 _OURS: weakref.WeakKeyDictionary[ort.SessionOptions, str] = weakref.WeakKeyDictionary()
 """The session options in which this module set `FOLDER`, and the value."""
@@ -49,15 +58,15 @@ _OURS: weakref.WeakKeyDictionary[ort.SessionOptions, str] = weakref.WeakKeyDicti
 class InferenceSession(OwnSession):
     """Drop-in for `onnxruntime.InferenceSession`: same arguments, same behaviour, faster attention.
 
-    `fusion_report` tells what was fused. It is None for a model in ORT format, which is never changed (the library is
-    registered if it may need it), and for a model
-    that this package refuses. A warning then gives the reason, and ONNX Runtime loads the unchanged model or raises its
-    own error.
+    `fusion_report` tells what was fused. It is None for a model in ORT format, which is never
+    changed (the library is registered if it may need it), and for a model that this package
+    refuses. A warning then gives the reason, and ONNX Runtime loads the unchanged model or raises
+    its own error.
 
     The custom ops are registered on `sess_options`, which several sessions may share.
 
-    Besides the arguments of `onnxruntime.InferenceSession` it takes `assume`, assumptions that you vouch for, and
-    `in_place_caches`, both as `fa_compiler.optimize` does.
+    Besides the arguments of `onnxruntime.InferenceSession` it takes `assume`, assumptions that you
+    vouch for, and `in_place_caches`, both as `fa_compiler.optimize` does.
 
     Raises:
         TypeError: an argument is neither ONNX Runtime's nor ours.
@@ -82,7 +91,9 @@ class InferenceSession(OwnSession):
             check_keywords("InferenceSession", kwargs, named | _ARGUMENTS)
         self._fa_fusion = python_options(assume=assume, in_place_caches=in_place_caches)
         if not isinstance(sess_options, ort.SessionOptions | None):
-            raise TypeError(f"`sess_options` is an onnxruntime.SessionOptions or None, not {sess_options!r}")
+            raise TypeError(
+                f"`sess_options` is an onnxruntime.SessionOptions or None, not {sess_options!r}"
+            )
         options = ort.SessionOptions() if sess_options is None else sess_options
         self.fusion_report = None
         self._fa_options = options
@@ -126,11 +137,14 @@ class InferenceSession(OwnSession):
         return load(source)
 
     def _fused(self, source: str | bytes | os.PathLike[str]) -> str | bytes | os.PathLike[str]:
-        """The model to load instead of `source`, as a path or bytes; `source` itself if there is nothing to change."""
+        """The model to load instead of `source`, as a path or bytes; `source` itself if there is
+        nothing to change."""
         loaded = self._load(source)
         refuse_sharded(loaded.proto, loaded.name, RUN_SHARDED)
         proto, self.fusion_report = run(loaded, self._fa_fusion)
-        if any(opset.domain in op_registry.DOMAINS for opset in (proto or loaded.proto).opset_import):
+        if any(
+            opset.domain in op_registry.DOMAINS for opset in (proto or loaded.proto).opset_import
+        ):
             register_custom_ops(self._fa_options)
         if proto is None:
             return source
@@ -144,12 +158,18 @@ class InferenceSession(OwnSession):
         if isinstance(source, bytes) and named is not None:
             folder = named.resolve()
         else:
-            folder = self._fa_folder = Path(os.path.commonpath([Path(file).parent for file in files]))
-        relocate(proto, {file: os.path.relpath(file, folder) for file in files} | loaded.kept_in_file_location)
+            folder = self._fa_folder = Path(
+                os.path.commonpath([Path(file).parent for file in files])
+            )
+        relocate(
+            proto,
+            {file: os.path.relpath(file, folder) for file in files} | loaded.kept_in_file_location,
+        )
         return _bytes(proto, loaded)
 
     def _linked(self, proto: onnx.ModelProto, files: list[str], loaded: LoadedModel) -> str:
-        """The path of the model in a new folder with links to its weights. The folder lives as long as the session."""
+        """The path of the model in a new folder with links to its weights. The folder lives as long
+        as the session."""
         self._fa_temporary = new_folder()
         folder = Path(self._fa_temporary.name)
         places = {file: f"{number}.data" for number, file in enumerate(files)}
@@ -170,9 +190,9 @@ class InferenceSession(OwnSession):
     def _weights(self) -> Iterator[None]:
         """Set the weights' folder in the session options while a session is made.
 
-        A folder that the user had set is restored afterwards. Otherwise our folder stays, because ONNX Runtime warns
-        about every change. It is remembered as ours: the weights of the next model with the same options are not
-        searched there.
+        A folder that the user had set is restored afterwards. Otherwise our folder stays, because
+        ONNX Runtime warns about every change. It is remembered as ours: the weights of the next
+        model with the same options are not searched there.
         """
         options, users = self._fa_options, _folder_option(self._fa_options)
         wanted = str(self._fa_folder or users or "")
@@ -217,12 +237,16 @@ def _is_ort_format(source: str | bytes | os.PathLike[str], options: ort.SessionO
 
 
 def _names_our_domains(source: str | bytes | os.PathLike[str]) -> bool:
-    """Whether a model in ORT format may hold operators of the library: it names one of their domains."""
+    """Whether a model in ORT format may hold operators of the library: it names one of their
+    domains."""
     domains = [domain.encode() for domain in op_registry.DOMAINS]
     if isinstance(source, bytes):
         return any(domain in source for domain in domains)
     try:
-        with Path(source).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with (
+            Path(source).open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
             return any(content.find(domain) >= 0 for domain in domains)
     except (OSError, ValueError):  # ONNX Runtime says what is wrong with the file
         return False

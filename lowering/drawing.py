@@ -1,9 +1,10 @@
 """Drawings of dataflow graphs as SVG: boxes in rows, every arrow points down.
 
-A box stands one row below the lowest box that it reads, and sources stand right above the first box that reads them, or
-a little higher where their row would be wide. A row is ordered by the mean position of its neighbours, which keeps most
-arrows short. All text stands inside of boxes, where no arrow crosses it. The classes of boxes and arrows are names of
-`STYLE`, which a page may replace by its own.
+A box stands one row below the lowest box that it reads, and sources stand right above the first box
+that reads them, or a little higher where their row would be wide. A row is ordered by the mean
+position of its neighbours, which keeps most arrows short. All text stands inside of boxes, where no
+arrow crosses it. The classes of boxes and arrows are names of `STYLE`, which a page may replace by
+its own.
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ WIDTH, GAP, BETWEEN = 184, 18, 36
 """In pixels: the width of a box, the space beside it, and the space between rows."""
 
 TITLE, LINE, MARGIN = 16, 14, 11
-"""In pixels: the height of a box's title, of each line below it, and of the space above and below them together."""
+"""In pixels: the height of a box's title, of each line below it, and of the space above and below
+them together."""
 
 SWEEPS = 3
 """How often the rows are ordered, downwards and upwards; more rounds change little."""
 
 LONGEST = 24
-"""Arrows over more rows than this are drawn straight: a value that every layer reads would make a gap in every row."""
+"""Arrows over more rows than this are drawn straight: a value that every layer reads would make a
+gap in every row."""
 
 NARROW, HIGHEST = 2, 2
-"""A row of more boxes than NARROW gives sources to the row above it, if that one has fewer; by HIGHEST rows at most."""
+"""A row of more boxes than NARROW gives sources to the row above it, if that one has fewer; by
+HIGHEST rows at most."""
 
 LETTERS = 24
 """What fits into the title of a box: letters as broad as "n"."""
@@ -40,8 +44,8 @@ NAME_LEFT, NAME_LETTER = 8, 8
 """In pixels: where the name of a drawing begins, and how broad an "n" of it is."""
 
 BREADTHS = {**dict.fromkeys(" ,.:;'|()[]!/-ijlIfrt", 0.65), **dict.fromkeys("mwMW@%", 1.6)}
-"""How broad letters are beside "n", about. Other capitals have CAPITAL, and those that terminals draw over two
-columns have FULL."""
+"""How broad letters are beside "n", about. Other capitals have CAPITAL, and those that terminals
+draw over two columns have FULL."""
 CAPITAL, FULL = 1.2, 1.75
 
 STYLE = """
@@ -62,8 +66,8 @@ svg { font: 11px system-ui, sans-serif; overflow: visible }
 
 @dataclass(frozen=True)
 class Box:
-    """One operator or value. `key` is unique in the drawing, `lines` stand below the title, `hint` is shown when the
-    pointer rests on the box, and `kind` holds the classes."""
+    """One operator or value. `key` is unique in the drawing, `lines` stand below the title, `hint`
+    is shown when the pointer rests on the box, and `kind` holds the classes."""
 
     key: str
     title: str
@@ -88,7 +92,8 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Spot:
-    """Where a box, or the gap through which an arrow passes, lies: its left upper corner, and its lower end."""
+    """Where a box, or the gap through which an arrow passes, lies: its left upper corner, and its
+    lower end."""
 
     left: float
     top: float
@@ -107,10 +112,10 @@ def sheet(drawings: Sequence[tuple[str, Sequence[Box], Sequence[Arrow]]]) -> str
     for name, place, _, text in drawn:
         shown = escape(shortened(name, int((width - 2 * NAME_LEFT) / NAME_LETTER)))
         body += [f'<text class="title" x="{NAME_LEFT}" y="{place + 22:g}">{shown}</text>', text]
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {top:g}" width="{width:g}" height="{top:g}">'
-    )
-    paper = '<rect width="100%" height="100%" fill="#fff"/>'  # text is black, also where a page is dark
+    extent = f'viewBox="0 0 {width:g} {top:g}" width="{width:g}" height="{top:g}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {extent}>'
+    # text is black, also where a page is dark
+    paper = '<rect width="100%" height="100%" fill="#fff"/>'
     return "\n".join([head, f"<style>{STYLE}</style>", paper, *body, "</svg>", ""])
 
 
@@ -146,22 +151,27 @@ def _drawn(
 
 
 Place = str | tuple[str, str, int]
-"""What stands in a row: the key of a box, or the gap through which an arrow passes, with the ends of the arrow and the
-row."""
+"""What stands in a row: the key of a box, or the gap through which an arrow passes, with the ends
+of the arrow and the row."""
 
 
 def layers(keys: Sequence[str], edges: Sequence[tuple[str, str]]) -> list[list[Place]]:
-    """The rows from top to bottom, each in order, with gaps for the arrows that pass through them. The edges of a loop,
-    which no valid graph has, are ignored."""
-    import networkx as nx  # the import takes a tenth of a second; who draws nothing does not need it
+    """The rows from top to bottom, each in order, with gaps for the arrows that pass through them.
+    The edges of a loop, which no valid graph has, are ignored."""
+    # the import takes a tenth of a second; who draws nothing does not need it
+    import networkx as nx
 
     graph = nx.DiGraph()
     graph.add_nodes_from(keys)
     graph.add_edges_from(edges)
     while not nx.is_directed_acyclic_graph(graph):
         graph.remove_edge(*nx.find_cycle(graph)[-1])
-    row = {key: number for number, row in enumerate(nx.topological_generations(graph)) for key in row}
-    _place_sources({key: graph.succ[key] for key in keys if not graph.pred[key] and graph.succ[key]}, row)
+    row = {
+        key: number for number, row in enumerate(nx.topological_generations(graph)) for key in row
+    }
+    _place_sources(
+        {key: graph.succ[key] for key in keys if not graph.pred[key] and graph.succ[key]}, row
+    )
     rows: list[list[Place]] = [[] for _ in range(max(row.values(), default=-1) + 1)]
     for key in keys:
         rows[row[key]].append(key)
@@ -179,8 +189,8 @@ def layers(keys: Sequence[str], edges: Sequence[tuple[str, str]]) -> list[list[P
 
 
 def _place_sources(sources: Mapping[str, Iterable[str]], row: dict[str, int]) -> None:
-    """Place sources above the first of their readers, and those of wide rows higher. Where they need rows above the
-    first one, all others go down."""
+    """Place sources above the first of their readers, and those of wide rows higher. Where they
+    need rows above the first one, all others go down."""
     for key, readers in sources.items():
         row[key] = min(row[reader] for reader in readers) - 1
     count, first = Counter(row.values()), dict(row)
@@ -202,11 +212,14 @@ def _gaps(source: str, target: str, row: Mapping[str, int]) -> list[tuple[str, s
 
 
 def _sort(rows: Sequence[list[Place]], neighbours: Mapping[Place, Iterable[Place]]) -> None:
-    """Sort each row but the first by the middle of its neighbours in the row before. Whoever has none keeps its
-    place."""
+    """Sort each row but the first by the middle of its neighbours in the row before. Whoever has
+    none keeps its place."""
     for before, line in pairwise(rows):
         column, own = _columns(before), _columns(line)
-        middle = {place: _mean([column[end] for end in neighbours.get(place, ())], own[place]) for place in line}
+        middle = {
+            place: _mean([column[end] for end in neighbours.get(place, ())], own[place])
+            for place in line
+        }
         line.sort(key=middle.__getitem__)
 
 
@@ -227,8 +240,11 @@ def _wide(place: Place) -> float:
     return WIDTH if isinstance(place, str) else 0
 
 
-def _spots(rows: Sequence[Sequence[Place]], width: float, heights: Mapping[str, int]) -> Iterator[tuple[Place, Spot]]:
-    """The spots of the rows' places. The boxes of a row have a common upper end, and a gap is as high as the row."""
+def _spots(
+    rows: Sequence[Sequence[Place]], width: float, heights: Mapping[str, int]
+) -> Iterator[tuple[Place, Spot]]:
+    """The spots of the rows' places. The boxes of a row have a common upper end, and a gap is as
+    high as the row."""
     top = float(GAP)
     for row in rows:
         left = (width - _width(row)) / 2
@@ -270,7 +286,8 @@ def _text(kind: str, x: float, y: float, text: str) -> str:
 
 
 def shortened(text: str, letters: int = LETTERS) -> str:
-    """The text, its middle left out if it is broader than so many letters: names of nodes differ at their ends."""
+    """The text, its middle left out if it is broader than so many letters: names of nodes differ at
+    their ends."""
     if sum(map(_breadth, text)) <= letters:
         return text
     front = _fitting(text, (letters - 1) // 3)

@@ -1,7 +1,7 @@
 """The operators of the Ascend attention family as data, and the functions that read this data.
 
-Each operator is one file in `ops/`, which makes one record (`operator`, `Operator`). All else is derived from the
-records:
+Each operator is one file in `ops/`, which makes one record (`operator`, `Operator`). All else is
+derived from the records:
 
 - prototypes with their history and sources (`get`, `names`, `OpSpec`);
 - the node form (`place_inputs`, `bind_inputs`, `full_attrs`) and shape inference (`infer`);

@@ -1,8 +1,10 @@
-"""The operators of ONNX and ONNX Runtime for what is around attention, and the runtimes that are given them.
+"""The operators of ONNX and ONNX Runtime for what is around attention, and the runtimes that are
+given them.
 
-A runtime is given an operator if it has a kernel that rounds no more than the nodes, and does not fuse them itself, or
-not in the spellings of today's exporters; on ONNX Runtime's CPU only if it was measured to be faster. Without a runtime
-none is given: other runtimes that take the attention may not know the operator.
+A runtime is given an operator if it has a kernel that rounds no more than the nodes, and does not
+fuse them itself, or not in the spellings of today's exporters; on ONNX Runtime's CPU only if it was
+measured to be faster. Without a runtime none is given: other runtimes that take the attention may
+not know the operator.
 
 | operator | domain | computes |
 | --- | --- | --- |
@@ -39,7 +41,8 @@ RMS_NORM, ROTARY, GELU, FAST_GELU = "RMSNormalization", "RotaryEmbedding", "Gelu
 
 @dataclass(frozen=True)
 class AroundKernel:
-    """The element types for which a runtime is given an operator, from which version on, and how this is known."""
+    """The element types for which a runtime is given an operator, from which version on, and how
+    this is known."""
 
     dtypes: tuple[str, ...]
     source: str
@@ -59,13 +62,17 @@ AROUND: Mapping[str, Mapping[str, Mapping[str, AroundKernel]]] = {
     "contrib": {
         SIMPLIFIED: {
             "ort-cpu": _CPU,
-            "ort-cuda": AroundKernel(_BOTH, f"{_CUDA}; its fusion knows no product with the reciprocal root"),
+            "ort-cuda": AroundKernel(
+                _BOTH, f"{_CUDA}; its fusion knows no product with the reciprocal root"
+            ),
             "ort-webgpu": AroundKernel(_ALONE, _WEBGPU),
         },
         SKIP_SIMPLIFIED: {"ort-webgpu": AroundKernel(_ALONE, _WEBGPU)},
         ROTARY: {
             "ort-cpu": _CPU,
-            "ort-cuda": AroundKernel(_BOTH, "contrib_ops/cuda/bert/rotary_embedding_impl.cu of ONNX Runtime"),
+            "ort-cuda": AroundKernel(
+                _BOTH, "contrib_ops/cuda/bert/rotary_embedding_impl.cu of ONNX Runtime"
+            ),
             "ort-webgpu": AroundKernel(_BOTH, _WEBGPU),
         },
         GELU: {"ort-webgpu": AroundKernel(_ALONE, _WEBGPU)},
@@ -75,7 +82,9 @@ AROUND: Mapping[str, Mapping[str, Mapping[str, AroundKernel]]] = {
         RMS_NORM: {
             "ort-cpu": _CPU,
             "ort-cuda": AroundKernel(
-                _BOTH, "core/providers/cuda/nn/rms_norm.cc of ONNX Runtime; microsoft/onnxruntime 24875", (1, 23)
+                _BOTH,
+                "core/providers/cuda/nn/rms_norm.cc of ONNX Runtime; microsoft/onnxruntime 24875",
+                (1, 23),
             ),
         },
         ROTARY: {
@@ -94,7 +103,8 @@ def is_given(target: str, operator: str, runtime: Runtime | None, dtype: str) ->
 
 
 def around_matrix() -> str:
-    """The table as Markdown: a row for each operator of a target and each runtime that is given it."""
+    """The table as Markdown: a row for each operator of a target and each runtime that is given
+    it."""
     lines = ["### Around attention", "", "| target | operator | runtime | types | source |"]
     lines.append("| --- | --- | --- | --- | --- |")
     for target, operators in AROUND.items():
@@ -102,5 +112,7 @@ def around_matrix() -> str:
             for name, kernel in runtimes.items():
                 since = f" from {'.'.join(map(str, kernel.since))}" if kernel.since else ""
                 types = ", ".join(kernel.dtypes)
-                lines.append(f"| {target} | {operator} | {name}{since} | {types} | {kernel.source} |")
+                lines.append(
+                    f"| {target} | {operator} | {name}{since} | {types} | {kernel.source} |"
+                )
     return "\n".join(lines)

@@ -1,5 +1,5 @@
-"""All attributes of a node: those of its prototype, the tensor counts of dynamic inputs, and those of the CPU
-kernel."""
+"""All attributes of a node: those of its prototype, the tensor counts of dynamic inputs, and those
+of the CPU kernel."""
 
 from __future__ import annotations
 
@@ -13,18 +13,27 @@ from fa_compiler.op_registry.spec import AttrSpec, Kind, OpSpec
 
 
 def known_attrs(spec: OpSpec, name: str) -> str:
-    """The end of a message about an attribute that a prototype does not have: the CANN that has it, or else what was
-    probably meant."""
-    other = [variant.cann for variant in variants(spec.name) if name in variant.attr_names and variant.cann]
-    return f"; CANN {other[0]} has it" if other else suggestion(name, (*spec.attr_names, *extra_attrs(spec)))
+    """The end of a message about an attribute that a prototype does not have: the CANN that has it,
+    or else what was probably meant."""
+    other = [
+        variant.cann
+        for variant in variants(spec.name)
+        if name in variant.attr_names and variant.cann
+    ]
+    return (
+        f"; CANN {other[0]} has it"
+        if other
+        else suggestion(name, (*spec.attr_names, *extra_attrs(spec)))
+    )
 
 
 def full_attrs(spec: OpSpec, attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Every attribute of `spec` in REG_OP order, with the given value or its default.
 
-    The `<name>_count` and extension attributes that are given come after them. Each value is checked against the
-    attribute's type and converted to it: 1 is a Float, but 8.0 is not an Int. Raises NodeError for an unknown
-    attribute, a missing required one, a value of a wrong type, or a Float that is not a finite float32.
+    The `<name>_count` and extension attributes that are given come after them. Each value is
+    checked against the attribute's type and converted to it: 1 is a Float, but 8.0 is not an Int.
+    Raises NodeError for an unknown attribute, a missing required one, a value of a wrong type, or a
+    Float that is not a finite float32.
     """
     extra = extra_attrs(spec)
     for name in attrs:
@@ -45,8 +54,8 @@ def full_attrs(spec: OpSpec, attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def extra_attrs(spec: OpSpec) -> dict[str, AttrSpec]:
-    """The attributes that a node may have in addition to those of its prototype: tensor counts and extension
-    attributes."""
+    """The attributes that a node may have in addition to those of its prototype: tensor counts and
+    extension attributes."""
     counts = [f"{entry.name}_count" for entry in spec.inputs if entry.kind is Kind.DYNAMIC]
     extended = [entry.spec for entry in extensions_of(spec.name)]
     return {

@@ -1,8 +1,9 @@
-"""The operators of a sharded model: those with which a rank knows its part of the sequence and talks to the others.
+"""The operators of a sharded model: those with which a rank knows its part of the sequence and
+talks to the others.
 
-A sharded model is one file for all ranks. The sequence of `length` tokens is cut into chunks, and each rank has one
-chunk or, in the zigzag order, two. The other tensors of the graph are either whole, equal on all ranks, or hold the
-rank's own tokens only.
+A sharded model is one file for all ranks. The sequence of `length` tokens is cut into chunks, and
+each rank has one chunk or, in the zigzag order, two. The other tensors of the graph are either
+whole, equal on all ranks, or hold the rank's own tokens only.
 
     operator           inputs                        outputs
     -----------------  ----------------------------  --------------------------------------------------------------
@@ -20,10 +21,10 @@ rank's own tokens only.
     SequenceStates     those of FlashLinearAttention the output of the rank's own tokens, and present_state, whole
     SequenceTails      those of ShortConvolution     the output of the rank's own tokens, and present_state, whole
 
-TokenExtremes has the `reduction` max or min. Its dimension `axis` has the tokens alone, in front of others (`inner` 0)
-or behind them (`inner` 1), and has the others alone in the result. So ReduceMax of the result along this dimension is
-ReduceMax of the whole tensor. What it gives where an element is NaN depends on all elements, in ONNX Runtime: the
-result then is the whole tensor.
+TokenExtremes has the `reduction` max or min. Its dimension `axis` has the tokens alone, in front of
+others (`inner` 0) or behind them (`inner` 1), and has the others alone in the result. So ReduceMax
+of the result along this dimension is ReduceMax of the whole tensor. What it gives where an element
+is NaN depends on all elements, in ONNX Runtime: the result then is the whole tensor.
 
 What they make of the parts' numbers, so that the result is that of one process:
 
@@ -45,22 +46,24 @@ What they make of the parts' numbers, so that the result is that of one process:
     SequenceTails      travel as they are           travel as they are          there are none
 
 SequenceAttention has the attributes of FlashAttentionScore and `method`, SequenceGradient those of
-FlashAttentionScoreGrad and the `method` of its attention, which is gather or ring. query, key, value, dy and
-attention_in hold the rank's own tokens, and the statistics its own rows. sparse_mode is 0, and pre_tockens and
-next_tockens limit the keys even if there is no atten_mask: row i attends key j if -pre_tockens <= j - i <=
-next_tockens, where i and j are positions in the whole sequence. A bias or mask has the keys of the whole sequence as
-columns. Its rows are the rank's own, or with the method all-to-all those of the whole sequence; a size of 1 is
-repeated.
+FlashAttentionScoreGrad and the `method` of its attention, which is gather or ring. query, key,
+value, dy and attention_in hold the rank's own tokens, and the statistics its own rows. sparse_mode
+is 0, and pre_tockens and next_tockens limit the keys even if there is no atten_mask: row i attends
+key j if -pre_tockens <= j - i <= next_tockens, where i and j are positions in the whole sequence. A
+bias or mask has the keys of the whole sequence as columns. Its rows are the rank's own, or with the
+method all-to-all those of the whole sequence; a size of 1 is repeated.
 
-SequenceStates and SequenceTails have the attributes of their operators. The states and the weights are whole, and
-everything else holds the rank's own tokens.
+SequenceStates and SequenceTails have the attributes of their operators. The states and the weights
+are whole, and everything else holds the rank's own tokens.
 
-A model that decodes with caches has another sequence: that of the keys. Its first tokens are the past, whose keys the
-caches hold; the new tokens follow. A SequencePart without an input is that of the past. With an input, int64 [1], it is
-that of `length` tokens, the new ones included, and has a fourth output: which of the new tokens are the rank's own,
-int64 places that count from the first new one. CacheAttention has the attributes of FlashAttentionScore. key, value and
-key_rope hold the rank's own tokens, and everything else is whole. Its sparse_mode is 0, where row i has the position i,
-or 4, where the last row has the position of the last key. Its band applies as that of SequenceAttention.
+A model that decodes with caches has another sequence: that of the keys. Its first tokens are the
+past, whose keys the caches hold; the new tokens follow. A SequencePart without an input is that of
+the past. With an input, int64 [1], it is that of `length` tokens, the new ones included, and has a
+fourth output: which of the new tokens are the rank's own, int64 places that count from the first
+new one. CacheAttention has the attributes of FlashAttentionScore. key, value and key_rope hold the
+rank's own tokens, and everything else is whole. Its sparse_mode is 0, where row i has the position
+i, or 4, where the last row has the position of the last key. Its band applies as that of
+SequenceAttention.
 """
 
 from __future__ import annotations
@@ -75,8 +78,8 @@ from fa_compiler.op_registry.geometry import UNLIMITED
 DOMAIN = "fa_compiler.parallel"
 VERSION = 1
 METADATA_KEY = "fa_compiler.parallel"
-"""The key of the metadata of a sharded model: JSON with the number of ranks, the order, the axes of the sequence, and
-its length where the model fixes it."""
+"""The key of the metadata of a sharded model: JSON with the number of ranks, the order, the axes of
+the sequence, and its length where the model fixes it."""
 
 SEQUENCE_PART = "SequencePart"
 ALL_GATHER = "AllGather"
@@ -106,20 +109,22 @@ GRADIENT_OUTPUTS = ("dq", "dk", "dv")
 
 GATHER, ALL_TO_ALL, RING = "gather", "all-to-all", "ring"
 METHODS = (GATHER, ALL_TO_ALL, RING)
-"""How SequenceAttention brings queries and keys together: every rank gathers all keys and values; every rank gets all
-tokens of some heads; or keys and values travel from rank to rank."""
+"""How SequenceAttention brings queries and keys together: every rank gathers all keys and values;
+every rank gets all tokens of some heads; or keys and values travel from rank to rank."""
 
 MERGE = "merge"
-"""The method of CacheAttention: every rank attends to the keys that it has, and the results are merged."""
+"""The method of CacheAttention: every rank attends to the keys that it has, and the results are
+merged."""
 
 CONTIGUOUS, ZIGZAG = "contiguous", "zigzag"
 ORDERS = (CONTIGUOUS, ZIGZAG)
-"""Which chunks a rank has. Contiguous: of as many chunks as there are ranks, its own. Zigzag: of twice as many, the one
-of its number and the one of its number from the end, so that all ranks have the same work below a causal mask."""
+"""Which chunks a rank has. Contiguous: of as many chunks as there are ranks, its own. Zigzag: of
+twice as many, the one of its number and the one of its number from the end, so that all ranks have
+the same work below a causal mask."""
 
 CYCLIC = "cyclic"
-"""The order of caches: the rank r of N has the positions r, r + N, r + 2 N and so on. A token that is appended changes
-no other one's place, and the parts of the ranks differ by at most one token."""
+"""The order of caches: the rank r of N has the positions r, r + N, r + 2 N and so on. A token that
+is appended changes no other one's place, and the parts of the ranks differ by at most one token."""
 
 Chunk = tuple[int, int]
 """The positions of a chunk: the first one, and the one after the last."""
@@ -149,7 +154,8 @@ def positions(own: Sequence[Chunk]) -> np.ndarray:
 
 
 def owners(of_ranks: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The owner of every position of a sequence, and the place of the position among the owner's tokens, int64.
+    """The owner of every position of a sequence, and the place of the position among the owner's
+    tokens, int64.
 
     `of_ranks` are the positions of each rank's tokens.
     """
@@ -161,13 +167,14 @@ def owners(of_ranks: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def keys_in_band(rows: Chunk, keys: Chunk, pre: int, after: int) -> Chunk | None:
-    """The keys of a range that a band with these diagonals leaves some row of another range; None if there are none."""
+    """The keys of a range that a band with these diagonals leaves some row of another range; None
+    if there are none."""
     start = keys[0] if pre >= UNLIMITED else max(keys[0], rows[0] - pre)
     stop = keys[1] if after >= UNLIMITED else min(keys[1], rows[1] + after)
     return (start, stop) if start < stop else None
 
 
 def shortest(order: str, ranks: int) -> int:
-    """The length of the shortest sequence of which every chunk has a token. It is 2 at least: a dimension of 1 would be
-    broadcast."""
+    """The length of the shortest sequence of which every chunk has a token. It is 2 at least: a
+    dimension of 1 would be broadcast."""
     return max(2, chunk_count(order, ranks))

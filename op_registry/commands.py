@@ -1,4 +1,5 @@
-"""What `fa-compiler registry` prints. The functions return text or records; the caller prints them."""
+"""What `fa-compiler registry` prints. The functions return text or records; the caller prints
+them."""
 
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ def list_ops() -> list[OpSpec]:
 
 
 def show(op_type: str, cann: str | None = None) -> str:
-    """The REG_OP text of an operator's newest variant, or of the variant that `cann` (a CANN version or a variant name)
-    chooses.
+    """The REG_OP text of an operator's newest variant, or of the variant that `cann` (a CANN
+    version or a variant name) chooses.
 
-    Raises UnknownOp, UnknownVariant. Raises RegistryError for an attention operator of other runtimes.
+    Raises UnknownOp, UnknownVariant. Raises RegistryError for an attention operator of other
+    runtimes.
     """
     if op_type in SCHEMAS:
         raise RegistryError(
@@ -31,10 +33,16 @@ def show(op_type: str, cann: str | None = None) -> str:
 
 
 def facts(op_type: str, cann: str | None = None) -> list[tuple[str, str]]:
-    """What the registry knows in addition to the REG_OP text, as pairs (label, text): variant, sources, notes, products
-    and the names of all variants."""
+    """What the registry knows in addition to the REG_OP text, as pairs (label, text): variant,
+    sources, notes, products and the names of all variants."""
     spec = get(op_type, cann)
-    lines = [("variant", spec.variant + (f", from CANN {spec.cann}" if spec.cann else ", CANN release not known"))]
+    lines = [
+        (
+            "variant",
+            spec.variant
+            + (f", from CANN {spec.cann}" if spec.cann else ", CANN release not known"),
+        )
+    ]
     lines += [("source", source) for source in spec.sources]
     lines += [("note", spec.note)] if spec.note else []
     lines += [("note", f"{attr.name}: {attr.note}") for attr in spec.attrs if attr.note]
@@ -42,7 +50,14 @@ def facts(op_type: str, cann: str | None = None) -> list[tuple[str, str]]:
     lines += [("read while compiling", ", ".join(read))] if read else []
     for product in spec.products:
         note = f" ({product.note})" if product.note else ""
-        rows = f"{len(product.rows)} combination{'s' * (len(product.rows) > 1)} of types" if product.rows else "types"
+        rows = (
+            f"{len(product.rows)} combination{'s' * (len(product.rows) > 1)} of types"
+            if product.rows
+            else "types"
+        )
         lines.append(("registered for", f"{', '.join(product.socs)}: {rows}{note}"))
-    others = [other.variant + (f" (CANN {other.cann})" if other.cann else "") for other in variants(op_type)]
+    others = [
+        other.variant + (f" (CANN {other.cann})" if other.cann else "")
+        for other in variants(op_type)
+    ]
     return [*lines, ("variants", ", ".join(others))]

@@ -1,6 +1,7 @@
 """Texts about an operator, its tensors and its attributes, for the schemas that other tools show.
 
-They come from the operator's file: its first line, what the shape function says of the outputs, and the constraints.
+They come from the operator's file: its first line, what the shape function says of the outputs, and
+the constraints.
 """
 
 from __future__ import annotations
@@ -29,41 +30,59 @@ def of_operator(spec: OpSpec) -> str:
 
 
 def constraints(op: str) -> list[tuple[str, str]]:
-    """The number of each constraint that a message may name, and what it demands. Raises UnknownOp."""
+    """The number of each constraint that a message may name, and what it demands. Raises
+    UnknownOp."""
     return [(number, text) for number, text, _ in _constraints(get(op).name)]
 
 
 def of_input(spec: OpSpec, entry: InputSpec) -> str:
-    """Whether the input is required, since which variant there is one, and the constraints that name it."""
-    kind = {Kind.REQUIRED: "Required", Kind.OPTIONAL: "Optional", Kind.DYNAMIC: "A list of tensors"}[entry.kind]
+    """Whether the input is required, since which variant there is one, and the constraints that
+    name it."""
+    kind = {
+        Kind.REQUIRED: "Required",
+        Kind.OPTIONAL: "Optional",
+        Kind.DYNAMIC: "A list of tensors",
+    }[entry.kind]
     return " ".join([f"{kind}; since the variant {entry.since}.", *_about(spec, entry.name)])
 
 
 def of_output(spec: OpSpec, entry: OutputSpec) -> str:
     """What the shape function says of the output."""
     sentences = re.split(r"(?<=\.)\s+", _plain(operator(spec.name).infer.__doc__))
-    return " ".join(text for text in sentences if entry.name in _words(text)) or f"Since the variant {entry.since}."
+    return (
+        " ".join(text for text in sentences if entry.name in _words(text))
+        or f"Since the variant {entry.since}."
+    )
 
 
 def of_attribute(spec: OpSpec, entry: AttrSpec) -> str:
-    """What is special about the attribute, and the constraints that name it; of an extension what it does."""
-    own = [extension.sentence for extension in extensions_of(spec.name) if extension.attr == entry.name]
+    """What is special about the attribute, and the constraints that name it; of an extension what
+    it does."""
+    own = [
+        extension.sentence for extension in extensions_of(spec.name) if extension.attr == entry.name
+    ]
     counted = entry.name.removesuffix("_count")
     if counted != entry.name and entry.name not in spec.attr_names:
         return f"The number of tensors in the list {counted}."
     since = [] if entry.since is None else [f"Since the variant {entry.since}."]
-    return " ".join([*since, *([entry.note] if entry.note else []), *own, *_about(spec, entry.name)])
+    return " ".join(
+        [*since, *([entry.note] if entry.note else []), *own, *_about(spec, entry.name)]
+    )
 
 
 def _about(spec: OpSpec, name: str) -> Iterator[str]:
-    return (f"{text} ({number})" for number, text, words in _constraints(spec.name) if name in words)
+    return (
+        f"{text} ({number})" for number, text, words in _constraints(spec.name) if name in words
+    )
 
 
 @functools.cache
 def _constraints(op: str) -> tuple[tuple[str, str, frozenset[str]], ...]:
     """The number of each constraint, its sentences, and the words in them."""
     rules = operator(op).rules
-    texts = ((f"{rules.prefix}.{number}", rule.text) for number, rule in sorted(rules.table.items()))
+    texts = (
+        (f"{rules.prefix}.{number}", rule.text) for number, rule in sorted(rules.table.items())
+    )
     return tuple((number, text, _words(text)) for number, text in texts)
 
 

@@ -1,7 +1,7 @@
 """Data types under their three names: GE ("DT_FLOAT16"), ONNX (TensorProto number) and NumPy.
 
-The registry uses the GE names. The prototype text of some headers spells float32 as DT_FLOAT32; `canonical` replaces
-such spellings.
+The registry uses the GE names. The prototype text of some headers spells float32 as DT_FLOAT32;
+`canonical` replaces such spellings.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from fa_compiler.op_registry.errors import RegistryError
 
 @dataclass(frozen=True)
 class DType:
-    """One type. `onnx` is the TensorProto.DataType number, `numpy` a NumPy or ml_dtypes name; each is None if there is
-    no such type. `bits` is the size of one element. `onnx_name` is the type's name in ONNX schema strings."""
+    """One type. `onnx` is the TensorProto.DataType number, `numpy` a NumPy or ml_dtypes name; each
+    is None if there is no such type. `bits` is the size of one element. `onnx_name` is the type's
+    name in ONNX schema strings."""
 
     ge: str
     bits: int
@@ -72,7 +73,8 @@ FLOATS = ("DT_FLOAT16", "DT_BF16", "DT_FLOAT")
 
 
 def canonical(name: str) -> str:
-    """The registry's name for a GE type name: "DT_FLOAT32" gives "DT_FLOAT". Unknown names pass unchanged."""
+    """The registry's name for a GE type name: "DT_FLOAT32" gives "DT_FLOAT". Unknown names pass
+    unchanged."""
     return SPELLINGS.get(name, name)
 
 
@@ -85,7 +87,8 @@ def lookup(name: str) -> DType:
 
 
 def from_onnx(number: int) -> str | None:
-    """GE name of a TensorProto.DataType number, or None if GE has no such type (or it is UNDEFINED)."""
+    """GE name of a TensorProto.DataType number, or None if GE has no such type (or it is
+    UNDEFINED)."""
     entry = _BY_ONNX.get(number)
     return None if entry is None else entry.ge
 
@@ -102,8 +105,8 @@ def from_numpy(dtype: Any) -> str | None:
 
 
 def to_numpy(name: str) -> np.dtype[Any]:
-    """NumPy dtype of a GE name. The narrow floats come from ml_dtypes. Raises RegistryError if neither package has the
-    type."""
+    """NumPy dtype of a GE name. The narrow floats come from ml_dtypes. Raises RegistryError if
+    neither package has the type."""
     entry = lookup(name)
     if entry.numpy is None:
         raise RegistryError(f"{name} has no NumPy type")
@@ -116,5 +119,7 @@ def to_numpy(name: str) -> np.dtype[Any]:
 
         narrow: np.dtype[Any] = np.dtype(getattr(ml_dtypes, entry.numpy))
     except (ImportError, AttributeError) as error:
-        raise RegistryError(f"{name} needs the package ml_dtypes, which has no {entry.numpy} here") from error
+        raise RegistryError(
+            f"{name} needs the package ml_dtypes, which has no {entry.numpy} here"
+        ) from error
     return narrow

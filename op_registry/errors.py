@@ -1,4 +1,5 @@
-"""The base of the package's errors, and those of the registry. Each message is one clear line for the user."""
+"""The base of the package's errors, and those of the registry. Each message is one clear line for
+the user."""
 
 from __future__ import annotations
 
@@ -16,11 +17,14 @@ class FaCompilerError(Exception):
     """Base of all errors that this package raises on purpose. The text is one line for the user."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as it is: some subclasses make their text from other arguments, and a process pool returns errors."""
+        """Pickled as it is: some subclasses make their text from other arguments, and a process
+        pool returns errors."""
         return _restored, (type(self), self.args, self.__dict__)
 
 
-def _restored(kind: type[FaCompilerError], args: tuple[Any, ...], state: dict[str, Any]) -> FaCompilerError:
+def _restored(
+    kind: type[FaCompilerError], args: tuple[Any, ...], state: dict[str, Any]
+) -> FaCompilerError:
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)
     return error
@@ -55,7 +59,8 @@ class NodeError(RegistryError):
 
 
 class InputError(NodeError):
-    """An input of a call with arrays that is not a tensor. `input` names it, `problem` says what is wrong with it."""
+    """An input of a call with arrays that is not a tensor. `input` names it, `problem` says what is
+    wrong with it."""
 
     def __init__(self, op_type: str, name: str, problem: str) -> None:
         super().__init__(f"{op_type}: {name}: {problem}")
@@ -79,9 +84,9 @@ LISTED = 100
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown `name`: the known name of the same letters, or the one that it begins, if
-    all others that it begins are longer forms of that one, or the few that it begins; else the closest known name, or
-    all known names if they are few."""
+    """The end of a message about an unknown `name`: the known name of the same letters, or the one
+    that it begins, if all others that it begins are longer forms of that one, or the few that it
+    begins; else the closest known name, or all known names if they are few."""
     names = sorted(known)
     if same := [other for other in names if other.lower() == name.lower()]:
         return f", did you mean {same[0]!r}?"
@@ -98,9 +103,13 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def check_keywords(
-    function: str, given: Iterable[str], known: Iterable[str], also_called: Mapping[str, str] | None = None
+    function: str,
+    given: Iterable[str],
+    known: Iterable[str],
+    also_called: Mapping[str, str] | None = None,
 ) -> None:
-    """Raise TypeError for a keyword that a function does not know: the error of Python, with the name that is meant.
+    """Raise TypeError for a keyword that a function does not know: the error of Python, with the
+    name that is meant.
 
     `also_called` are other names of keywords, such as those of the command line, and the keywords.
     """

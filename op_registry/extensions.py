@@ -1,8 +1,9 @@
 """The extensions: what the CPU kernels take although Ascend does not. The table is complete.
 
-A model for ONNX Runtime may use extensions. A model for an Ascend product may not, and `verify` says which ones it
-uses. An extension is either a relaxed limit on a shape, size or type of an operator, or an attribute whose name begins
-with `cpu_`. Everything else that breaks a constraint is an error on every target.
+A model for ONNX Runtime may use extensions. A model for an Ascend product may not, and `verify`
+says which ones it uses. An extension is either a relaxed limit on a shape, size or type of an
+operator, or an attribute whose name begins with `cpu_`. Everything else that breaks a constraint is
+an error on every target.
 """
 
 from __future__ import annotations
@@ -13,38 +14,41 @@ from dataclasses import dataclass
 from fa_compiler.op_registry.spec import AttrSpec
 
 EMPTY_ROWS = ("", "zero", "mean", "unmasked", "nan")
-"""Values of cpu_empty_rows: the result of a query row whose keys are all masked. "" is the operator's own rule, which
-gives 0, and "zero" says the same. "mean" gives the mean of value over all keys, "unmasked" the softmax without the
-mask, "nan" NaN."""
+"""Values of cpu_empty_rows: the result of a query row whose keys are all masked. "" is the
+operator's own rule, which gives 0, and "zero" says the same. "mean" gives the mean of value over
+all keys, "unmasked" the softmax without the mask, "nan" NaN."""
 
 MASKED_VALUES = ("", "zero")
-"""Values of cpu_masked_values. With "", a masked key whose score is cpu_mask_value contributes its value to the result,
-by its weight. With "zero", the key contributes nothing."""
+"""Values of cpu_masked_values. With "", a masked key whose score is cpu_mask_value contributes its
+value to the result, by its weight. With "zero", the key contributes nothing."""
 
 MASKED_BIAS = ("", "added")
-"""Values of cpu_masked_bias: whether the bias of a masked key is added to its score. With "added", the score of a
-masked key is cpu_mask_value plus its bias. Every key then has a score, and no row is empty."""
+"""Values of cpu_masked_bias: whether the bias of a masked key is added to its score. With "added",
+the score of a masked key is cpu_mask_value plus its bias. Every key then has a score, and no row is
+empty."""
 
 MASK_BATCH = ("", "repeated")
-"""Values of cpu_mask_batch: whether the batch of a mask or bias may be a part of that of query, key and value. With
-"repeated" its size W may divide B, and entry b of the batch reads entry b % W. So the masks of the windows of an image
-serve each image, where the batch counts the windows of all images."""
+"""Values of cpu_mask_batch: whether the batch of a mask or bias may be a part of that of query, key
+and value. With "repeated" its size W may divide B, and entry b of the batch reads entry b % W. So
+the masks of the windows of an image serve each image, where the batch counts the windows of all
+images."""
 
 NAN_ROWS = ("", "zero", "infinite")
-"""Values of cpu_nan_rows: the result of a row whose softmax is undefined, because a score is NaN or +inf or all
-attended scores are -inf. "" gives NaN, as arithmetic does. "zero" gives probabilities of 0. "infinite" gives them if
-all attended scores are -inf, and NaN otherwise. Probabilities of 0 give 0, or NaN where an attended value is NaN or
-infinite."""
+"""Values of cpu_nan_rows: the result of a row whose softmax is undefined, because a score is NaN or
++inf or all attended scores are -inf. "" gives NaN, as arithmetic does. "zero" gives probabilities
+of 0. "infinite" gives them if all attended scores are -inf, and NaN otherwise. Probabilities of 0
+give 0, or NaN where an attended value is NaN or infinite."""
 
 
 @dataclass(frozen=True)
 class Extension:
     """One extension. The operators that have it name its `id` in their files.
 
-    `sentence` says what the operator takes, and `happens`, in the words of a report, what that means for a fused
-    attention. If the extension is an attribute, `attr` is the attribute's name. The attribute takes one of `values`, or
-    any finite number if `kind` is "Float". `default` is the value of an absent attribute. `widens` says that all
-    float16 and bfloat16 tensors may be float32.
+    `sentence` says what the operator takes, and `happens`, in the words of a report, what that
+    means for a fused attention. If the extension is an attribute, `attr` is the attribute's name.
+    The attribute takes one of `values`, or any finite number if `kind` is "Float". `default` is the
+    value of an absent attribute. `widens` says that all float16 and bfloat16 tensors may be
+    float32.
     """
 
     id: str
@@ -58,7 +62,8 @@ class Extension:
 
     @property
     def spec(self) -> AttrSpec | None:
-        """The attribute as a prototype would declare it, or None if the extension is not an attribute."""
+        """The attribute as a prototype would declare it, or None if the extension is not an
+        attribute."""
         if self.attr is None:
             return None
         return AttrSpec(self.attr, self.kind, False, self.default)

@@ -1,10 +1,11 @@
 """Prototypes of all operators of GE, not only of those in the registry.
 
-The file `ge_prototypes.jsonl.xz` holds one operator per line, in alphabetical order. A line gives the names and kinds
-of inputs, outputs and attributes in prototype order, the text of the inputs' type expressions, and the defaults. The
-file was dumped from the compiled REG_OP headers of CANN's open sources: the operators of 2026-08, and the operators of
-torchair's older set that are missing there. It holds neither the types of outputs nor the DATATYPE clauses, which bind
-type names such as `T`.
+The file `ge_prototypes.jsonl.xz` holds one operator per line, in alphabetical order. A line gives
+the names and kinds of inputs, outputs and attributes in prototype order, the text of the inputs'
+type expressions, and the defaults. The file was dumped from the compiled REG_OP headers of CANN's
+open sources: the operators of 2026-08, and the operators of torchair's older set that are missing
+there. It holds neither the types of outputs nor the DATATYPE clauses, which bind type names such as
+`T`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from importlib import resources
 from typing import Any
 
 from fa_compiler.op_registry.registry import get, names
-from fa_compiler.op_registry.spec import AttrSpec, GraphSpec, InputSpec, Kind, OpSpec, OutputSpec, types_in
+from fa_compiler.op_registry.spec import (
+    AttrSpec,
+    GraphSpec,
+    InputSpec,
+    Kind,
+    OpSpec,
+    OutputSpec,
+    types_in,
+)
 
 _ATTR_TYPES = {
     "VT_INT": "Int",
@@ -38,8 +47,8 @@ _ATTR_TYPES = {
 def ge_prototype(op_type: str) -> OpSpec | None:
     """The newest known prototype of a GE operator, or None.
 
-    For an operator of the registry it is the registry's prototype with all its facts. For the others, `dtypes` of an
-    input is empty if its type expression is an alias.
+    For an operator of the registry it is the registry's prototype with all its facts. For the
+    others, `dtypes` of an input is empty if its type expression is an alias.
     """
     if op_type in names():
         return get(op_type)
@@ -64,7 +73,10 @@ def _read(line: str) -> OpSpec:
     entry = json.loads(line)
     return OpSpec(
         entry["op"],
-        inputs=tuple(InputSpec(name, Kind(kind), types, types_in(types)) for name, kind, types in entry["inputs"]),
+        inputs=tuple(
+            InputSpec(name, Kind(kind), types, types_in(types))
+            for name, kind, types in entry["inputs"]
+        ),
         outputs=tuple(OutputSpec(name, Kind(kind), "") for name, kind in entry["outputs"]),
         attrs=tuple(_attr(*fields) for fields in entry["attrs"]),
         graphs=tuple(GraphSpec(name) for name in entry.get("subgraphs", ())),

@@ -14,10 +14,29 @@ from functools import cache
 from fa_compiler.op_registry.dtypes import canonical
 from fa_compiler.op_registry.spec import OpSpec
 
-_INTEGERS = ("DT_INT8", "DT_INT16", "DT_INT32", "DT_INT64", "DT_UINT8", "DT_UINT16", "DT_UINT32", "DT_UINT64")
+_INTEGERS = (
+    "DT_INT8",
+    "DT_INT16",
+    "DT_INT32",
+    "DT_INT64",
+    "DT_UINT8",
+    "DT_UINT16",
+    "DT_UINT32",
+    "DT_UINT64",
+)
 _FLOATS = ("DT_FLOAT16", "DT_BF16", "DT_FLOAT", "DT_DOUBLE")
 _COMPLEX = ("DT_COMPLEX32", "DT_COMPLEX64", "DT_COMPLEX128")
-_MUL = (*_FLOATS, "DT_INT8", "DT_INT16", "DT_INT32", "DT_INT64", "DT_UINT8", "DT_UINT16", "DT_BOOL", *_COMPLEX[1:])
+_MUL = (
+    *_FLOATS,
+    "DT_INT8",
+    "DT_INT16",
+    "DT_INT32",
+    "DT_INT64",
+    "DT_UINT8",
+    "DT_UINT16",
+    "DT_BOOL",
+    *_COMPLEX[1:],
+)
 _QUANTIZED = ("DT_QINT8", "DT_QINT16", "DT_QINT32", "DT_QUINT8", "DT_QUINT16")
 
 SETS = {
@@ -44,13 +63,14 @@ BOUND = {
     "Pow.x1": (*_FLOATS, "DT_INT8", "DT_INT16", "DT_INT32", "DT_INT64", "DT_UINT8"),
     "Pow.x2": (*_FLOATS, "DT_INT8", "DT_INT16", "DT_INT32", "DT_INT64", "DT_UINT8"),
 }
-"""Types of inputs whose expression is only a `T` that a DATATYPE clause binds, for operators that models use. Types
-that ONNX does not have are left out."""
+"""Types of inputs whose expression is only a `T` that a DATATYPE clause binds, for operators that
+models use. Types that ONNX does not have are left out."""
 
 
 @cache
 def types_of(written: str) -> tuple[str, ...] | None:
-    """The GE names that a type expression allows, or None if it allows every type or does not name any."""
+    """The GE names that a type expression allows, or None if it allows every type or does not name
+    any."""
     found = [canonical(word) for word in re.findall(r"\bDT_\w+", written)]
     rest = re.sub(r"\bDT_\w+", "", written)
     for word in re.findall(r"\w+", rest):
@@ -61,7 +81,8 @@ def types_of(written: str) -> tuple[str, ...] | None:
 
 
 def input_types(spec: OpSpec, name: str) -> tuple[str, ...] | None:
-    """The GE names that input `name` of an operator may have, or None if it may have all or nothing is known."""
+    """The GE names that input `name` of an operator may have, or None if it may have all or nothing
+    is known."""
     if spec.products:  # only operators of the registry have products
         return spec.legal_types(name) or None
     return BOUND.get(f"{spec.name}.{name}") or types_of(spec.input(name).written)

@@ -1,4 +1,5 @@
-"""The sizes of one attention call, read from the shapes of query, key and value according to their layout.
+"""The sizes of one attention call, read from the shapes of query, key and value according to their
+layout.
 
 | layout | query | key | value |
 |---|---|---|---|
@@ -8,8 +9,8 @@
 | BNSD | B,N1,S1,D | B,N2,S2,D | B,N2,S2,Dv |
 | TND | T1,N1,D | T2,N2,D | T2,N2,Dv |
 
-No attribute states N2. In BSH and SBH it follows from D, which is the last dimension of query divided by head_num.
-Sizes may be symbols or unknown.
+No attribute states N2. In BSH and SBH it follows from D, which is the last dimension of query
+divided by head_num. Sizes may be symbols or unknown.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ SEQUENCE_AXIS = {"BSH": 1, "SBH": 0, "BSND": 1, "BNSD": 2}
 """The axis of the tokens in query, key and value. In TND the tokens of all sequences are packed."""
 
 UNLIMITED = 2**31 - 1
-"""The default of pre_tockens and next_tockens (CANN's spelling), or pre_tokens and next_tokens: no limit."""
+"""The default of pre_tockens and next_tockens (CANN's spelling), or pre_tokens and next_tokens: no
+limit."""
 
 STATISTICS = 8
 """The number of columns of softmax_max and softmax_sum. All columns are equal."""
@@ -53,10 +55,11 @@ class PackedSequence(NamedTuple):
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes of a call. `t1`, `t2`, `q_lens` and `kv_lens` are for TND only, `s1` and `s2` for the other layouts. `b` is
-    the batch size; in TND it is the number of sequences, if it is known. `q_lens` and `kv_lens` are the lengths of the
-    sequences. If the tensors disagree, B and D are those of query, and N2 and S2 are those of key. If the operator
-    repeats a batch of 1, B is the batch size after the repetition."""
+    """Sizes of a call. `t1`, `t2`, `q_lens` and `kv_lens` are for TND only, `s1` and `s2` for the
+    other layouts. `b` is the batch size; in TND it is the number of sequences, if it is known.
+    `q_lens` and `kv_lens` are the lengths of the sequences. If the tensors disagree, B and D are
+    those of query, and N2 and S2 are those of key. If the operator repeats a batch of 1, B is the
+    batch size after the repetition."""
 
     layout: str
     b: Dim = None
@@ -83,7 +86,8 @@ class Geometry:
 
     @property
     def sequences(self) -> tuple[PackedSequence, ...]:
-        """The sequences of a packed batch. There are none if the lengths of the queries or of the keys are unknown."""
+        """The sequences of a packed batch. There are none if the lengths of the queries or of the
+        keys are unknown."""
         if not self.q_lens or not self.kv_lens:
             return ()
         return tuple(PackedSequence(*lens) for lens in zip(self.q_lens, self.kv_lens, strict=True))
@@ -135,14 +139,14 @@ def shape_of(tensor: TensorInfo | None, rank: int) -> Shape:
 
 
 def sizes_by_letter(tensor: TensorInfo | None, layout: str) -> dict[str, Dim]:
-    """The dimensions of a query, key or value by the letters of its layout ("BSND"), unknown where its rank is wrong.
-    H is the width of all heads."""
+    """The dimensions of a query, key or value by the letters of its layout ("BSND"), unknown where
+    its rank is wrong. H is the width of all heads."""
     return dict(zip(layout, shape_of(tensor, len(layout)), strict=True))
 
 
 def lengths(tensor: TensorInfo | None) -> tuple[int, ...] | None:
-    """The lengths of packed sequences from constant cumulative sums, or None if the sums are not constant. A negative
-    step counts as 0."""
+    """The lengths of packed sequences from constant cumulative sums, or None if the sums are not
+    constant. A negative step counts as 0."""
     if tensor is None or tensor.value is None:
         return None
     ends = np.asarray(tensor.value, dtype=np.int64).reshape(-1)
@@ -160,10 +164,11 @@ def measure(
     repeats: bool = False,
     key_length: bool = False,
 ) -> Geometry:
-    """The sizes of a call. Unknown layouts and wrong ranks give unknown sizes; nothing is checked here.
+    """The sizes of a call. Unknown layouts and wrong ranks give unknown sizes; nothing is checked
+    here.
 
-    With `repeats`, a query, key or value of batch 1 is repeated (EXT-BATCH-BROADCAST). With `key_length`, `kv_ends` may
-    give the number of keys outside TND (EXT-KEY-LENGTH).
+    With `repeats`, a query, key or value of batch 1 is repeated (EXT-BATCH-BROADCAST). With
+    `key_length`, `kv_ends` may give the number of keys outside TND (EXT-KEY-LENGTH).
     """
     if layout not in LAYOUTS:
         return Geometry(layout, n1=head_num)
@@ -193,7 +198,8 @@ def _packed_sizes(
     q_ends: TensorInfo | None,
     kv_ends: TensorInfo | None,
 ) -> Geometry:
-    """The sizes of a call in TND. If the lengths of queries and keys are of different batches, they are unknown."""
+    """The sizes of a call in TND. If the lengths of queries and keys are of different batches, they
+    are unknown."""
     q_lens, kv_lens = lengths(q_ends), lengths(kv_ends)
     if q_lens and kv_lens and len(q_lens) != len(kv_lens):
         q_lens = kv_lens = None
@@ -224,7 +230,8 @@ def product(a: Dim, b: Dim) -> Dim:
 def broadcast(*sizes: Dim) -> Dim:
     """The size to which dimensions of these sizes broadcast, or None if it is not certain.
 
-    If several sizes are different numbers other than 1, which do not fit together, the result is the first of them.
+    If several sizes are different numbers other than 1, which do not fit together, the result is
+    the first of them.
     """
     others = [size for size in sizes if size != 1]
     for size in others:
@@ -236,6 +243,6 @@ def broadcast(*sizes: Dim) -> Dim:
 
 
 def _better_known(a: Dim, b: Dim) -> Dim:
-    """The better known of two sizes that ought to be equal: a number rather than a symbol, a symbol rather than None.
-    If both are known equally well, it is `a`."""
+    """The better known of two sizes that ought to be equal: a number rather than a symbol, a symbol
+    rather than None. If both are known equally well, it is `a`."""
     return b if a is None or (isinstance(a, str) and isinstance(b, int)) else a

@@ -17,10 +17,11 @@ def infer(
 ) -> dict[str, TensorInfo]:
     """What is known of every output of a node, by name.
 
-    `inputs` maps REG_OP names to TensorInfo, or to a list for a dynamic input; absent inputs are missing. `attrs` may
-    lack attributes that have a default. `cann` chooses the variant of the prototype. A size that is not known stays a
-    symbol or None. Raises NodeError if the attributes do not fit the operator, if the layout is unknown, or if query,
-    key or value is missing or has another rank than the layout says.
+    `inputs` maps REG_OP names to TensorInfo, or to a list for a dynamic input; absent inputs are
+    missing. `attrs` may lack attributes that have a default. `cann` chooses the variant of the
+    prototype. A size that is not known stays a symbol or None. Raises NodeError if the attributes
+    do not fit the operator, if the layout is unknown, or if query, key or value is missing or has
+    another rank than the layout says.
     """
     spec = get(op_type, cann)
     for entry in spec.inputs[:3]:

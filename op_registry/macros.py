@@ -43,22 +43,34 @@ _Tensor = TypeVar("_Tensor", bound=TensorSpec)
 
 @dataclass(frozen=True)
 class REG_OP:
-    """One variant under construction. Every macro returns a new object. `types` are GE names separated by commas.
+    """One variant under construction. Every macro returns a new object. `types` are GE names
+    separated by commas.
 
-    New inputs, outputs and attributes are added at the end, as in the headers. A macro that names an existing one
-    replaces it in place; the variant in which it first appeared (`since`) is kept.
+    New inputs, outputs and attributes are added at the end, as in the headers. A macro that names
+    an existing one replaces it in place; the variant in which it first appeared (`since`) is kept.
     """
 
     spec: OpSpec
 
     def __init__(
-        self, name: str, variant: str, *, source: str, cann: str | None = None, note: str | None = None
+        self,
+        name: str,
+        variant: str,
+        *,
+        source: str,
+        cann: str | None = None,
+        note: str | None = None,
     ) -> None:
-        spec = OpSpec(name, variant=variant, cann=cann, sources=tuple(source.split("; ")), note=note)
+        spec = OpSpec(
+            name, variant=variant, cann=cann, sources=tuple(source.split("; ")), note=note
+        )
         object.__setattr__(self, "spec", spec)
 
-    def then(self, variant: str, *, source: str, cann: str | None = None, note: str | None = None) -> REG_OP:
-        """The next variant. It begins with the inputs, outputs and attributes of this one, but without its products."""
+    def then(
+        self, variant: str, *, source: str, cann: str | None = None, note: str | None = None
+    ) -> REG_OP:
+        """The next variant. It begins with the inputs, outputs and attributes of this one, but
+        without its products."""
         started = REG_OP(self.spec.name, variant, source=source, cann=cann, note=note).spec
         return self._with(
             replace(
@@ -76,8 +88,8 @@ class REG_OP:
         return self._input(name, Kind.REQUIRED, types, None)
 
     def OPTIONAL_INPUT(self, name: str, types: str, *, value_depend: str | None = None) -> REG_OP:
-        """An input that may be absent. `value_depend="optional"` says that its values are read at compile time if they
-        are constant."""
+        """An input that may be absent. `value_depend="optional"` says that its values are read at
+        compile time if they are constant."""
         return self._input(name, Kind.OPTIONAL, types, value_depend)
 
     def DYNAMIC_INPUT(self, name: str, types: str) -> REG_OP:
@@ -107,10 +119,15 @@ class REG_OP:
     ) -> REG_OP:
         """An attribute with its default. AttrSpec explains `definition_default`."""
         written = format_default(type, default)
-        return self._attr(AttrSpec(name, type, False, default, written, definition_default, self.spec.variant, note))
+        return self._attr(
+            AttrSpec(
+                name, type, False, default, written, definition_default, self.spec.variant, note
+            )
+        )
 
     def DROP(self, *names: str) -> REG_OP:
-        """Removes the inputs, outputs and attributes of these names. Raises ValueError if a name does not exist."""
+        """Removes the inputs, outputs and attributes of these names. Raises ValueError if a name
+        does not exist."""
         spec = self.spec
         known = {*spec.input_names, *spec.output_names, *spec.attr_names}
         if not known.issuperset(names):
@@ -142,10 +159,11 @@ class REG_OP:
     ) -> REG_OP:
         """What the operator definition registers for products (`socs`, separated by blanks).
 
-        `table` holds the legal combinations of dtypes. Its first line names the columns: a column is one tensor, or
-        several tensors of equal type joined by "=". Each further line is one combination, with types written without
-        "DT_". `types` gives the types of single tensors if the combinations are not known. `unchecked` names the
-        tensors whose registered types are known to be wrong.
+        `table` holds the legal combinations of dtypes. Its first line names the columns: a column
+        is one tensor, or several tensors of equal type joined by "=". Each further line is one
+        combination, with types written without "DT_". `types` gives the types of single tensors if
+        the combinations are not known. `unchecked` names the tensors whose registered types are
+        known to be wrong.
         """
         columns: tuple[tuple[str, ...], ...] = ()
         rows: tuple[tuple[str, ...], ...] = ()
@@ -154,9 +172,13 @@ class REG_OP:
             columns = tuple(tuple(column.split("=")) for column in head)
             rows = tuple(tuple(lookup(f"DT_{word}").ge for word in line) for line in body)
             if any(len(row) != len(columns) for row in rows):
-                raise ValueError(f"{self.spec.name}: a row of the table for {socs} has the wrong length")
+                raise ValueError(
+                    f"{self.spec.name}: a row of the table for {socs} has the wrong length"
+                )
         restated = tuple((name, types_in(listed)) for name, listed in (types or {}).items())
-        product = ProductSpec(tuple(socs.split()), columns, rows, restated, tuple(unchecked.split()), note)
+        product = ProductSpec(
+            tuple(socs.split()), columns, rows, restated, tuple(unchecked.split()), note
+        )
         for name in (*(name for column in columns for name in column), *(types or {})):
             if name not in self.spec.input_names:
                 self.spec.output(name)
@@ -167,7 +189,9 @@ class REG_OP:
         return self.spec
 
     def _input(self, name: str, kind: Kind, types: str, value_depend: str | None) -> REG_OP:
-        entry = InputSpec(name, kind, _written(types), types_in(types), value_depend, self.spec.variant)
+        entry = InputSpec(
+            name, kind, _written(types), types_in(types), value_depend, self.spec.variant
+        )
         return self._with(replace(self.spec, inputs=_add_or_replace(self.spec.inputs, entry)))
 
     def _output(self, name: str, kind: Kind, types: str) -> REG_OP:

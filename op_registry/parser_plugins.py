@@ -1,11 +1,14 @@
-"""The operators around attention for which ATC's own ONNX parser has a plugin: a node of the domain `npu`, version 1.
+"""The operators around attention for which ATC's own ONNX parser has a plugin: a node of the domain
+`npu`, version 1.
 
-The parser connects input i of the node to input i of the operator, and the same holds for the outputs. An attribute is
-read from the node, or set to a number of the plugin's own, whatever the node says; every other one has the default of
-the prototype. So a node means the operator only where its attributes are these.
+The parser connects input i of the node to input i of the operator, and the same holds for the
+outputs. An attribute is read from the node, or set to a number of the plugin's own, whatever the
+node says; every other one has the default of the prototype. So a node means the operator only where
+its attributes are these.
 
-No plugin exists for LayerNormV4, AddLayerNorm, SwiGlu and ClippedSwiglu. NPURotaryMul (RotaryMul, mode half) and
-NPUFastGelu (FastGelu, another function than Gelu by tanh) exist as well, and are not needed.
+No plugin exists for LayerNormV4, AddLayerNorm, SwiGlu and ClippedSwiglu. NPURotaryMul (RotaryMul,
+mode half) and NPUFastGelu (FastGelu, another function than Gelu by tanh) exist as well, and are not
+needed.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ NPU, NPU_VERSION = "npu", 1
 
 @dataclass(frozen=True)
 class ParserPlugin:
-    """The node of an operator, the first CANN release whose sources have the plugin, the attributes that it reads, and
-    those that it sets."""
+    """The node of an operator, the first CANN release whose sources have the plugin, the attributes
+    that it reads, and those that it sets."""
 
     node: str
     cann: str
@@ -71,16 +74,22 @@ PARSER_PLUGINS: Mapping[str, ParserPlugin] = {
 }
 
 
-def plugin_misfit(op_type: str, attrs: Mapping[str, AttrValue], cann: str | None = None) -> str | None:
-    """Why the parser's plugin does not write a call of an operator in a CANN release (None: the newest), as a sentence;
-    None where it does. Raises UnknownOp."""
+def plugin_misfit(
+    op_type: str, attrs: Mapping[str, AttrValue], cann: str | None = None
+) -> str | None:
+    """Why the parser's plugin does not write a call of an operator in a CANN release (None: the
+    newest), as a sentence; None where it does. Raises UnknownOp."""
     plugin = PARSER_PLUGINS.get(op_type)
     if plugin is None:
         return f"ATC's own parser has no plugin for {op_type}"
     asked, first = release(cann or plugin.cann), release(plugin.cann)
     if asked is None or first is None or asked < first:
-        return f"the plugin {plugin.node} of ATC's own parser is not known before CANN {plugin.cann}"
-    for name, default in ((entry.name, entry.value_if_absent) for entry in get(op_type, cann).attrs):
+        return (
+            f"the plugin {plugin.node} of ATC's own parser is not known before CANN {plugin.cann}"
+        )
+    for name, default in (
+        (entry.name, entry.value_if_absent) for entry in get(op_type, cann).attrs
+    ):
         given, meant = attrs.get(name, default), plugin.fixed.get(name, default)
         if name not in plugin.read and not _is_equal(given, meant):
             own, other = map(_shown, (meant, given))

@@ -5,9 +5,10 @@
         .ATTR(scale_value, Float, 1.0)
         .OP_END_FACTORY_REG(Name)
 
-`parse` and `print_op` are inverse to each other. They keep everything that REG_OP says, with types and defaults as they
-are spelled. They drop white space, comments, preprocessor lines and the order between macros of different kinds.
-`print_op` writes inputs, outputs, attributes, data types and graphs, in this order. The order within each kind is kept.
+`parse` and `print_op` are inverse to each other. They keep everything that REG_OP says, with types
+and defaults as they are spelled. They drop white space, comments, preprocessor lines and the order
+between macros of different kinds. `print_op` writes inputs, outputs, attributes, data types and
+graphs, in this order. The order within each kind is kept.
 """
 
 from __future__ import annotations
@@ -76,14 +77,16 @@ class Parsed:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A prototype that was not read. `error` says why it could not be read; None means that it was not asked for."""
+    """A prototype that was not read. `error` says why it could not be read; None means that it was
+    not asked for."""
 
     op: str
     error: RegOpSyntaxError | None
 
 
 def parse(text: str, path: str = "<text>") -> list[OpSpec]:
-    """Every prototype in a piece of C++ text, in order. Raises RegOpSyntaxError with `path` and the line."""
+    """Every prototype in a piece of C++ text, in order. Raises RegOpSyntaxError with `path` and the
+    line."""
     return [found.spec for found in parse_located(text, path)]
 
 
@@ -94,10 +97,11 @@ def parse_located(text: str, path: str = "<text>") -> list[Parsed]:
 
 
 def parse_file(path: str | Path, only: Collection[str] | None = None) -> list[Parsed | Unreadable]:
-    """The prototypes of a header file. Each is read separately, so that an invalid one does not hide the others.
+    """The prototypes of a header file. Each is read separately, so that an invalid one does not
+    hide the others.
 
-    With `only`, prototypes of other names are not read; they are returned as Unreadable without an error. Raises
-    RegistryError if the file cannot be read.
+    With `only`, prototypes of other names are not read; they are returned as Unreadable without an
+    error. Raises RegistryError if the file cannot be read.
     """
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
@@ -117,10 +121,15 @@ def parse_file(path: str | Path, only: Collection[str] | None = None) -> list[Pa
 
 
 def print_op(spec: OpSpec) -> str:
-    """A prototype as REG_OP text. Each macro is indented by four blanks, and there is no final newline."""
+    """A prototype as REG_OP text. Each macro is indented by four blanks, and there is no final
+    newline."""
     lines = [f"REG_OP({spec.name})"]
-    lines += [f".{_INPUT_MACRO[entry.kind]}({entry.name}, {entry.written})" for entry in spec.inputs]
-    lines += [f".{_OUTPUT_MACRO[entry.kind]}({entry.name}, {entry.written})" for entry in spec.outputs]
+    lines += [
+        f".{_INPUT_MACRO[entry.kind]}({entry.name}, {entry.written})" for entry in spec.inputs
+    ]
+    lines += [
+        f".{_OUTPUT_MACRO[entry.kind]}({entry.name}, {entry.written})" for entry in spec.outputs
+    ]
     for attr in spec.attrs:
         if attr.required:
             lines.append(f".REQUIRED_ATTR({attr.name}, {attr.type})")
@@ -177,8 +186,8 @@ class _Draft:
 
 
 class _TextReader:
-    """Reads prototypes from a text. Comments and preprocessor lines are first replaced by blanks, which keeps the
-    offsets and lines."""
+    """Reads prototypes from a text. Comments and preprocessor lines are first replaced by blanks,
+    which keeps the offsets and lines."""
 
     def __init__(self, text: str, path: str) -> None:
         self.path = path
@@ -200,24 +209,34 @@ class _TextReader:
         while match := macro.match(self.text, position):
             kind, where = match.group(1), match.start(1)
             if kind not in _ARGUMENTS:
-                raise self._error(where, f"{name}: unknown macro .{kind}{suggestion(kind, _ARGUMENTS)}")
+                raise self._error(
+                    where, f"{name}: unknown macro .{kind}{suggestion(kind, _ARGUMENTS)}"
+                )
             arguments, position = self._arguments(match.end(), kind, _ARGUMENTS[kind])
             if kind == "OP_END_FACTORY_REG":
                 if arguments[0] != name:
-                    raise self._error(where, f"REG_OP({name}) is closed by OP_END_FACTORY_REG({arguments[0]})")
+                    raise self._error(
+                        where, f"REG_OP({name}) is closed by OP_END_FACTORY_REG({arguments[0]})"
+                    )
                 return draft.spec()
             self._apply(draft, kind, arguments, where)
-        raise self._error(position, f"{name}: expected another macro or .OP_END_FACTORY_REG({name})")
+        raise self._error(
+            position, f"{name}: expected another macro or .OP_END_FACTORY_REG({name})"
+        )
 
     def _apply(self, draft: _Draft, macro: str, arguments: list[str], where: int) -> None:
         name = arguments[0]
         taken: Collection[str]
         if macro in _INPUTS:
             taken = [entry.name for entry in draft.inputs]
-            draft.inputs.append(InputSpec(name, _INPUTS[macro], _tidy(arguments[1]), types_in(arguments[1])))
+            draft.inputs.append(
+                InputSpec(name, _INPUTS[macro], _tidy(arguments[1]), types_in(arguments[1]))
+            )
         elif macro in _OUTPUTS:
             taken = [entry.name for entry in draft.outputs]
-            draft.outputs.append(OutputSpec(name, _OUTPUTS[macro], _tidy(arguments[1]), types_in(arguments[1])))
+            draft.outputs.append(
+                OutputSpec(name, _OUTPUTS[macro], _tidy(arguments[1]), types_in(arguments[1]))
+            )
         elif macro == "DATATYPE":
             taken = [each for each, _ in draft.datatypes]
             draft.datatypes.append((name, _tidy(arguments[1])))
@@ -233,17 +252,23 @@ class _TextReader:
     def _attr(self, op: str, macro: str, arguments: list[str], where: int) -> AttrSpec:
         name, type = arguments[0], arguments[1]
         if type not in ATTR_TYPES:
-            raise self._error(where, f"{op}: attribute {name} has unknown type {type}{suggestion(type, ATTR_TYPES)}")
+            raise self._error(
+                where,
+                f"{op}: attribute {name} has unknown type {type}{suggestion(type, ATTR_TYPES)}",
+            )
         if macro == "REQUIRED_ATTR":
             return AttrSpec(name, type, required=True)
         try:
             default = _parse_default(type, arguments[2])
         except ValueError:
-            raise self._error(where, f"{op}: {arguments[2]} is no default for attribute {name}, a {type}") from None
+            raise self._error(
+                where, f"{op}: {arguments[2]} is no default for attribute {name}, a {type}"
+            ) from None
         return AttrSpec(name, type, False, default, _tidy(arguments[2]))
 
     def _arguments(self, position: int, macro: str, count: int) -> tuple[list[str], int]:
-        """The arguments of the macro whose bracket opens at `position`, and the position after the closing bracket."""
+        """The arguments of the macro whose bracket opens at `position`, and the position after the
+        closing bracket."""
         arguments, end = [], position + 1
         start, depth, quoted = end, 0, False
         while end < len(self.text):
@@ -267,7 +292,9 @@ class _TextReader:
             raise self._error(position, f"{macro}: the bracket is never closed")
         if len(arguments) != count or not all(arguments):
             many = "1 argument" if count == 1 else f"{count} arguments"
-            raise self._error(position, f"{macro} takes {many}, found ({self.text[position + 1 : end].strip()})")
+            raise self._error(
+                position, f"{macro} takes {many}, found ({self.text[position + 1 : end].strip()})"
+            )
         return arguments, end + 1
 
     def _line(self, position: int) -> int:
@@ -294,19 +321,23 @@ def _blank(text: str) -> str:
 
 
 def _tidy(expression: str) -> str:
-    """An expression with uniform spacing: one blank after each comma and none elsewhere. Quoted text is not changed."""
+    """An expression with uniform spacing: one blank after each comma and none elsewhere. Quoted
+    text is not changed."""
     parts = re.split(r'("(?:\\.|[^"\\])*")', expression)
     parts[::2] = [re.sub(r"\s+", "", part).replace(",", ", ") for part in parts[::2]]
     return "".join(parts)
 
 
 def _parse_default(type: str, text: str) -> AttrValue:
-    """The value of a default's C++ text. Raises ValueError if the text is not a value of that type."""
+    """The value of a default's C++ text. Raises ValueError if the text is not a value of that
+    type."""
     if type.startswith("List"):
         match = re.fullmatch(r"\{(.*)\}", text, re.DOTALL)
         if match is None:
             raise ValueError(text)
-        return tuple(_parse_default(type.removeprefix("List"), item) for item in _split(match.group(1)))
+        return tuple(
+            _parse_default(type.removeprefix("List"), item) for item in _split(match.group(1))
+        )
     if type == "String":
         if not re.fullmatch(r'"(?:\\.|[^"\\])*"', text):
             raise ValueError(text)
@@ -339,7 +370,8 @@ def _split(text: str) -> list[str]:
 
 
 def _resolve(entry: _Tensor, templates: dict[str, tuple[str, ...]]) -> _Tensor:
-    """Returns the tensor. If its type is a template (.DATATYPE), it gets the types that the template stands for."""
+    """Returns the tensor. If its type is a template (.DATATYPE), it gets the types that the
+    template stands for."""
     if entry.written not in templates:
         return entry
     return type(entry)(entry.name, entry.kind, entry.written, templates[entry.written])

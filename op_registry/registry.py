@@ -33,9 +33,12 @@ DOMAINS = (DOMAIN, FILE_DOMAIN)
 VERSION = 1
 """The opset version of both domains."""
 
-_RELEASE = re.compile(r"(?:CANN[ -]?)?(\d+)\.(\d+)(?:\.(\d+))?((?:[.-]?(?:RC|T|alpha|beta)[.-]?\d*)*)", re.IGNORECASE)
+_RELEASE = re.compile(
+    r"(?:CANN[ -]?)?(\d+)\.(\d+)(?:\.(\d+))?((?:[.-]?(?:RC|T|alpha|beta)[.-]?\d*)*)", re.IGNORECASE
+)
 _ALMOST = re.compile(r"(?:CANN[ -]?)?v?(\d{1,2})((?:[.,]\d+){0,2})(?:[.,]\d+)*", re.IGNORECASE)
-"""A version as it is not written: with a v in front of it, with commas, with one number or with four."""
+"""A version as it is not written: with a v in front of it, with commas, with one number or with
+four."""
 
 
 @cache
@@ -48,7 +51,9 @@ def _registry() -> Mapping[str, Operator]:
                 f"op_registry/ops/{module.name}.py does not define OPERATOR, see op_registry/operator.py"
             )
         if record.name in found or {variant.name for variant in record.variants} != {record.name}:
-            raise RegistryError(f"op_registry/ops/{module.name}.py does not hold exactly one new operator")
+            raise RegistryError(
+                f"op_registry/ops/{module.name}.py does not hold exactly one new operator"
+            )
         found[record.name] = record
     return found
 
@@ -73,16 +78,21 @@ def operator(op_type: str) -> Operator:
 
 
 def variants(op_type: str) -> tuple[OpSpec, ...]:
-    """All known variants of an operator. The last one is the default, which `get` returns. Raises UnknownOp."""
+    """All known variants of an operator. The last one is the default, which `get` returns. Raises
+    UnknownOp."""
     return operator(op_type).variants
 
 
 def extensions_of(op_type: str) -> tuple[Extension, ...]:
-    """The extensions that the operator's CPU kernel has, in the order of the table. There are none if the operator is
-    unknown or has no kernel."""
+    """The extensions that the operator's CPU kernel has, in the order of the table. There are none
+    if the operator is unknown or has no kernel."""
     record = _registry().get(op_type)
     kernel = None if record is None else record.kernel
-    return () if kernel is None else tuple(entry for entry in EXTENSIONS if entry.id in kernel.extensions)
+    return (
+        ()
+        if kernel is None
+        else tuple(entry for entry in EXTENSIONS if entry.id in kernel.extensions)
+    )
 
 
 def has_kernel(op_type: str) -> bool:
@@ -98,11 +108,11 @@ def takes_float(op_type: str) -> bool:
 def get(op_type: str, cann: str | None = None) -> OpSpec:
     """The prototype of an operator: the newest variant, or the one that fits `cann`.
 
-    `cann` is a release in CANN's numbering ("8.0", "8.0.RC2", "8.5.0-beta.1", "9.0.0") or the name of a variant
-    ("opdef_2025_11"). A release gives the newest variant whose first known release is not later. A variant whose
-    release no source states can only be chosen by name. RC and beta builds count as their release, alpha builds as
-    older. Raises UnknownOp. Raises UnknownVariant if `cann` is neither a release nor a variant, or is older than every
-    known release.
+    `cann` is a release in CANN's numbering ("8.0", "8.0.RC2", "8.5.0-beta.1", "9.0.0") or the name
+    of a variant ("opdef_2025_11"). A release gives the newest variant whose first known release is
+    not later. A variant whose release no source states can only be chosen by name. RC and beta
+    builds count as their release, alpha builds as older. Raises UnknownOp. Raises UnknownVariant if
+    `cann` is neither a release nor a variant, or is older than every known release.
     """
     known = variants(op_type)
     if cann is None:
@@ -114,7 +124,9 @@ def get(op_type: str, cann: str | None = None) -> OpSpec:
     if asked is None:
         told = meant(cann, (variant.variant for variant in known))
         told = told or f"; `fa-compiler registry show {op_type}` lists them"
-        raise UnknownVariant(f"{cann!r} is neither a CANN version such as 8.5.0 nor a variant of {op_type}{told}")
+        raise UnknownVariant(
+            f"{cann!r} is neither a CANN version such as 8.5.0 nor a variant of {op_type}{told}"
+        )
     stated = [v for v in known if v.cann is not None]
     fitting = [v for v in stated if (release(v.cann or "") or asked) <= asked]
     if not fitting:
@@ -124,8 +136,8 @@ def get(op_type: str, cann: str | None = None) -> OpSpec:
 
 
 def meant(cann: str, known: Iterable[str] = ()) -> str:
-    """The end of a message about a text that is no CANN version: what was probably meant, a version that is written in
-    another way or one of the `known` variants. Empty if that is not known."""
+    """The end of a message about a text that is no CANN version: what was probably meant, a version
+    that is written in another way or one of the `known` variants. Empty if that is not known."""
     written = _ALMOST.fullmatch(cann.strip())
     if written is not None:
         major, rest = written.groups()
@@ -135,9 +147,14 @@ def meant(cann: str, known: Iterable[str] = ()) -> str:
 
 
 def later_attrs(spec: OpSpec) -> dict[str, AttrValue | None]:
-    """The attributes that the newest variant has and `spec` lacks, with their defaults. A call of the older variant
-    means these values. Code that computes a call adds them and then need not distinguish the variants."""
-    return {entry.name: entry.value_if_absent for entry in get(spec.name).attrs if entry.name not in spec.attr_names}
+    """The attributes that the newest variant has and `spec` lacks, with their defaults. A call of
+    the older variant means these values. Code that computes a call adds them and then need not
+    distinguish the variants."""
+    return {
+        entry.name: entry.value_if_absent
+        for entry in get(spec.name).attrs
+        if entry.name not in spec.attr_names
+    }
 
 
 @cache
@@ -148,8 +165,8 @@ def newest() -> str:
 
 
 def release(text: str) -> tuple[int, int, int, int] | None:
-    """A CANN version as a sortable tuple (major, minor, patch, 0 if alpha else 1), or None if the text is not a
-    version. Raises TypeError for a number: 8.10 would be 8.1."""
+    """A CANN version as a sortable tuple (major, minor, patch, 0 if alpha else 1), or None if the
+    text is not a version. Raises TypeError for a number: 8.10 would be 8.1."""
     if not isinstance(text, str):
         raise TypeError(f"`cann` is a text such as '8.5.0', not {text!r}")
     match = _RELEASE.fullmatch(text)

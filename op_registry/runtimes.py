@@ -1,7 +1,9 @@
-"""What runtimes take of the attention operators of ONNX and ONNX Runtime: a feature by operator, runtime and version.
+"""What runtimes take of the attention operators of ONNX and ONNX Runtime: a feature by operator,
+runtime and version.
 
-Each cell has its source: a kernel, a schema, a document, or a measurement. What is not known is UNKNOWN, which counts
-as no where an operator is chosen. The page docs/runtimes.md is made from this table.
+Each cell has its source: a kernel, a schema, a document, or a measurement. What is not known is
+UNKNOWN, which counts as no where an operator is chosen. The page docs/runtimes.md is made from this
+table.
 
 | operator | domain | what it is |
 | --- | --- | --- |
@@ -34,7 +36,8 @@ ALSO_CALLED = {"onnxruntime": "ort", "gpu": "cuda", "directml": "dml"}
 
 
 class Feature(Described):
-    """What an attention may need of an operator. `meaning` names it in a sentence, after "does not take"."""
+    """What an attention may need of an operator. `meaning` names it in a sentence, after "does not
+    take"."""
 
     FLOAT32 = "float32", "float32"
     FLOAT16 = "float16", "float16"
@@ -62,7 +65,10 @@ class Feature(Described):
     ZERO_ROWS = "zero rows", "rows without a key whose result is 0"
     NAN_ROWS = "NaN rows", "rows without a key whose result is NaN"
     NAN_ROWS_HALF = "NaN rows in 16 bits", "rows without a key whose result is NaN, in 16 bits"
-    NAN_ROWS_PADDING = "NaN rows by padding", "rows whose keys a mask of keys excludes, with NaN as the result"
+    NAN_ROWS_PADDING = (
+        "NaN rows by padding",
+        "rows whose keys a mask of keys excludes, with NaN as the result",
+    )
     NAN_OR_ZERO_ROWS = "NaN or zero rows", "rows without a key whose result is NaN or 0"
     MEAN_ROWS = "mean rows", "a whole row of the lowest number in a mask, which gives a mean"
     LONE_RESULT = "lone result", "a result without present key and value beside it"
@@ -86,8 +92,8 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True)
 class Cell:
-    """An answer with its source. YES holds from the version `since` on, () if that is not known to matter. Every kernel
-    of the operator gives this answer, except for those in `others`."""
+    """An answer with its source. YES holds from the version `since` on, () if that is not known to
+    matter. Every kernel of the operator gives this answer, except for those in `others`."""
 
     answer: Answer
     source: str
@@ -117,9 +123,13 @@ class Runtime:
             if get_close_matches(meant, [ALL]):
                 told = f"the word {ALL!r}, which asks about each of them, is one of `fa-compiler inspect` alone"
                 raise UnknownRuntime(f"unknown runtime {name!r}; {told}")
-            raise UnknownRuntime(f"unknown runtime {name!r}{suggestion(own if own in RUNTIMES else meant, RUNTIMES)}")
+            raise UnknownRuntime(
+                f"unknown runtime {name!r}{suggestion(own if own in RUNTIMES else meant, RUNTIMES)}"
+            )
         if equals and not re.fullmatch(r"\d+(\.\d+)*", version):
-            raise UnknownRuntime(f"the version {version!r} of {name} is not made of numbers, such as 1.27 or 2026.3")
+            raise UnknownRuntime(
+                f"the version {version!r} of {name} is not made of numbers, such as 1.27 or 2026.3"
+            )
         return Runtime(name, tuple(map(int, version.split("."))) if equals else ())
 
     def __str__(self) -> str:
@@ -127,21 +137,37 @@ class Runtime:
 
 
 def target_for(runtime: str) -> str | None:
-    """The target whose operators a runtime has kernels of, "onnx" before "contrib"; None if it has neither."""
+    """The target whose operators a runtime has kernels of, "onnx" before "contrib"; None if it has
+    neither."""
     known = RUNTIMES[runtime]
-    return next((target for target, operators in OPERATORS.items() if not known.keys().isdisjoint(operators)), None)
+    return next(
+        (
+            target
+            for target, operators in OPERATORS.items()
+            if not known.keys().isdisjoint(operators)
+        ),
+        None,
+    )
 
 
 def has_operator(runtime: Runtime | None, operator: str) -> bool:
-    """Is the runtime known to have a kernel for the operator? Without a runtime the schema alone counts."""
+    """Is the runtime known to have a kernel for the operator? Without a runtime the schema alone
+    counts."""
     return runtime is None or operator in RUNTIMES[runtime.name]
 
 
-def answer(runtime: Runtime | None, operator: str, feature: Feature, kernel: Kernel = Kernel.WHOLE) -> Answer:
-    """Whether a runtime takes a feature of an operator, in the kernel that the call has there. Without a runtime:
+def answer(
+    runtime: Runtime | None, operator: str, feature: Feature, kernel: Kernel = Kernel.WHOLE
+) -> Answer:
+    """Whether a runtime takes a feature of an operator, in the kernel that the call has there.
+    Without a runtime:
     whether the schema has it, and no runtime is known whose kernel for such a call does not."""
     if runtime is None:
-        known = [cell for cells in RUNTIMES.values() if (cell := cells.get(operator, {}).get(feature)) is not None]
+        known = [
+            cell
+            for cells in RUNTIMES.values()
+            if (cell := cells.get(operator, {}).get(feature)) is not None
+        ]
         refused = any((kernel, Answer.NO) in cell.others for cell in known)
         return Answer.YES if feature in SCHEMAS[operator] and not refused else Answer.NO
     cells = RUNTIMES[runtime.name].get(operator)
@@ -153,38 +179,65 @@ def answer(runtime: Runtime | None, operator: str, feature: Feature, kernel: Ker
     return cell.at(runtime.version, kernel)
 
 
-def first_version(runtime: Runtime, operator: str, feature: Feature, kernel: Kernel = Kernel.WHOLE) -> tuple[int, ...]:
-    """The version from which on the runtime takes a feature; () if it is not known to matter, or none takes it."""
+def first_version(
+    runtime: Runtime, operator: str, feature: Feature, kernel: Kernel = Kernel.WHOLE
+) -> tuple[int, ...]:
+    """The version from which on the runtime takes a feature; () if it is not known to matter, or
+    none takes it."""
     cell = RUNTIMES[runtime.name].get(operator, {}).get(feature)
     return cell.since if cell is not None and cell.at((), kernel) is Answer.YES else ()
 
 
 def newest_version(runtime: str) -> tuple[int, ...]:
-    """The newest version from which on a runtime takes something more; () if none is known to matter."""
-    return max((cell.since for cells in RUNTIMES[runtime].values() for cell in cells.values()), default=())
+    """The newest version from which on a runtime takes something more; () if none is known to
+    matter."""
+    return max(
+        (cell.since for cells in RUNTIMES[runtime].values() for cell in cells.values()), default=()
+    )
 
 
 _TYPES = frozenset((Feature.FLOAT32, Feature.FLOAT16, Feature.BFLOAT16))
-_ALWAYS = _TYPES | {Feature.FLOAT_MASK, Feature.SHARED_MASK, Feature.CAUSAL, Feature.CAUSAL_MASK, Feature.OPEN_SIZES}
+_ALWAYS = _TYPES | {
+    Feature.FLOAT_MASK,
+    Feature.SHARED_MASK,
+    Feature.CAUSAL,
+    Feature.CAUSAL_MASK,
+    Feature.OPEN_SIZES,
+}
 _ALWAYS |= {Feature.WIDE_HEADS}
 _WIDE = {Feature.FULL, Feature.VALUE_SIZE, Feature.ANY_HEAD_SIZE, Feature.CROSS}
 _ROWS = {Feature.NAN_ROWS, Feature.NAN_ROWS_HALF, Feature.NAN_OR_ZERO_ROWS, Feature.MEAN_ROWS}
 _CAPPED = {Feature.GROUPED, Feature.SOFTCAP, Feature.SOFTCAP_MASK}
 SCHEMAS: Mapping[str, frozenset[Feature]] = {
-    ATTENTION: _ALWAYS | _WIDE | _CAPPED | {Feature.BOOLEAN_MASK, Feature.ZERO_ROWS, Feature.PAST, Feature.WINDOW},
-    MULTI_HEAD: _ALWAYS | _WIDE | _ROWS | {Feature.KEY_PADDING, Feature.FAST_PADDING, Feature.NAN_ROWS_PADDING},
-    GROUP_QUERY: _ALWAYS | _CAPPED | _ROWS | {Feature.WINDOW, Feature.SINK, Feature.SINK_MASK, Feature.PAST},
+    ATTENTION: _ALWAYS
+    | _WIDE
+    | _CAPPED
+    | {Feature.BOOLEAN_MASK, Feature.ZERO_ROWS, Feature.PAST, Feature.WINDOW},
+    MULTI_HEAD: _ALWAYS
+    | _WIDE
+    | _ROWS
+    | {Feature.KEY_PADDING, Feature.FAST_PADDING, Feature.NAN_ROWS_PADDING},
+    GROUP_QUERY: _ALWAYS
+    | _CAPPED
+    | _ROWS
+    | {Feature.WINDOW, Feature.SINK, Feature.SINK_MASK, Feature.PAST},
 }
-"""What each operator can say by its schema, that of ONNX Runtime before 1.30 for GroupQueryAttention."""
+"""What each operator can say by its schema, that of ONNX Runtime before 1.30 for
+GroupQueryAttention."""
 SCHEMA_SINCE: Mapping[tuple[str, Feature], int] = {(ATTENTION, Feature.WINDOW): 25}
-"""The opset from which on the schema has a feature, where the first opset of the operator does not have it."""
+"""The opset from which on the schema has a feature, where the first opset of the operator does not
+have it."""
 
 
 def _cells(
-    source: str, yes: str = "", no: str = "", since: tuple[int, ...] = (), not_in: Kernel | None = None
+    source: str,
+    yes: str = "",
+    no: str = "",
+    since: tuple[int, ...] = (),
+    not_in: Kernel | None = None,
 ) -> dict[Feature, Cell]:
-    """The cells of some features, named by their words, that have the same source; `since` is that of `yes`, and so is
-    `not_in`, a kernel that does not take them."""
+    """The cells of some features, named by their words, that have the same source; `since` is that
+    of `yes`, and so is `not_in`, a kernel that does not take them."""
     known = {feature.value: feature for feature in Feature}
     others = () if not_in is None else ((not_in, Answer.NO),)
     taken = {known[word]: Cell(Answer.YES, source, since, others) for word in _words(yes)}
@@ -205,7 +258,9 @@ _WEBGPU_MHA = "contrib_ops/webgpu/bert/multihead_attention.cc of ONNX Runtime"
 _WEBGPU_GQA = "contrib_ops/webgpu/bert/group_query_attention.cc of ONNX Runtime"
 _GQA_HELPER = "contrib_ops/cpu/bert/group_query_attention_helper.h of ONNX Runtime"
 _DML_MHA = "DmlOperatorMultiHeadAttention.cpp of ONNX Runtime"
-_DML_GQA = "DmlOperatorGroupQueryAttention.cpp of ONNX Runtime, which does not read what is not taken"
+_DML_GQA = (
+    "DmlOperatorGroupQueryAttention.cpp of ONNX Runtime, which does not read what is not taken"
+)
 _TENSORRT = "operators/Attention.html of TensorRT, onnxOpImporters.cpp of onnx-tensorrt"
 _QNN = "attention_op_builder.cc of onnxruntime-qnn"
 _MLX = "rust/src/ops/attention.rs of onnxruntime-mlx"
@@ -221,7 +276,9 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
                 since=(1, 23),
             ),
             **_cells("microsoft/onnxruntime 28379; " + _CPU, "soft cap and mask", since=(1, 27)),
-            **_cells("microsoft/onnxruntime 29050 (a single row); " + _CPU, "causal", since=(1, 28)),
+            **_cells(
+                "microsoft/onnxruntime 29050 (a single row); " + _CPU, "causal", since=(1, 28)
+            ),
             **_cells("microsoft/onnxruntime 28958; " + _CPU, "zero rows", since=(1, 28)),
         },
         MULTI_HEAD: _cells(
@@ -240,7 +297,9 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
                 "bfloat16, any head size, cross, value size",
                 since=(1, 23),
             ),
-            **_cells(_CPU + "; flash: 0", "NaN rows, mean rows", since=(1, 23), not_in=Kernel.FLASH),
+            **_cells(
+                _CPU + "; flash: 0", "NaN rows, mean rows", since=(1, 23), not_in=Kernel.FLASH
+            ),
             **_cells(_CPU, "window", since=(1, 24)),
             **_cells("microsoft/onnxruntime 31704; " + _CPU, "full", since=(1, 30)),
         },
@@ -254,7 +313,11 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
                 since=(1, 24),
             ),
             **_cells(_CUDA, "boolean mask, grouped heads, soft cap, value size", since=(1, 25)),
-            **_cells("microsoft/onnxruntime 27992 and " + _CUDA, "causal, soft cap and mask, past", since=(1, 27)),
+            **_cells(
+                "microsoft/onnxruntime 27992 and " + _CUDA,
+                "causal, soft cap and mask, past",
+                since=(1, 27),
+            ),
             **_cells("microsoft/onnxruntime 28958", "zero rows", since=(1, 28)),
         },
         MULTI_HEAD: {
@@ -305,7 +368,11 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
                 "bfloat16, full, soft cap, soft cap and mask, value size",
             ),
             **_cells(_GQA_HELPER, no="any head size, cross"),
-            **_cells("microsoft/onnxruntime 25285", "float mask, causal and mask, sink, sink and mask", since=(1, 23)),
+            **_cells(
+                "microsoft/onnxruntime 25285",
+                "float mask, causal and mask, sink, sink and mask",
+                since=(1, 23),
+            ),
             **_cells("microsoft/onnxruntime 26769", "shared mask", since=(1, 24)),
             **_cells("microsoft/onnxruntime 25372", "window", since=(1, 23)),
         },
@@ -373,8 +440,9 @@ RUNTIMES: Mapping[str, Mapping[str, Mapping[Feature, Cell]]] = {
         ),
     },
 }
-"""What each runtime takes of the operators for which it has a kernel or a converter. The sources were read or measured
-in November 2026. GroupQueryAttention of OpenVINO, QNN and MLX is left out, because it has to be given a past."""
+"""What each runtime takes of the operators for which it has a kernel or a converter. The sources
+were read or measured in November 2026. GroupQueryAttention of OpenVINO, QNN and MLX is left out,
+because it has to be given a past."""
 
 
 KERNELS: Mapping[tuple[str, str], Mapping[Kernel, str]] = {
@@ -383,30 +451,46 @@ KERNELS: Mapping[tuple[str, str], Mapping[Kernel, str]] = {
         "no sinks. A row whose every key has -inf or the lowest number is 0",
     },
 }
-"""The calls for which a runtime takes another kernel than that of whole rows, where a cell depends on it. All cells of
-ort-cpu are measured for one row and several, with and without a past, grouped heads, present keys as results, one
-thread and two, and with flash kernels on and off (tests/op_registry/test_runtime_cells.py). Of the other runtimes the
-cells are those of the calls that the sources speak of."""
+"""The calls for which a runtime takes another kernel than that of whole rows, where a cell depends
+on it. All cells of ort-cpu are measured for one row and several, with and without a past, grouped
+heads, present keys as results, one thread and two, and with flash kernels on and off
+(tests/op_registry/test_runtime_cells.py). Of the other runtimes the cells are those of the calls
+that the sources speak of."""
 
 
 def matrix() -> str:
     """The table as Markdown: for each operator what each runtime takes, and the sources."""
     lines = [line for operator in DOMAINS for line in _operator_table(operator)]
-    lines += ["### Kernels", "", "| runtime | operator | kernel | when it is taken |", "| --- | --- | --- | --- |"]
+    lines += [
+        "### Kernels",
+        "",
+        "| runtime | operator | kernel | when it is taken |",
+        "| --- | --- | --- | --- |",
+    ]
     for (name, operator), kernels in KERNELS.items():
-        lines += [f"| {name} | {operator} | {kernel} | {when} |" for kernel, when in kernels.items()]
+        lines += [
+            f"| {name} | {operator} | {kernel} | {when} |" for kernel, when in kernels.items()
+        ]
     lines += ["", "### Sources", "", "| runtime | operator | sources |", "| --- | --- | --- |"]
     for name, operators in RUNTIMES.items():
         for operator, cells in operators.items():
-            sources = dict.fromkeys(part for cell in cells.values() for part in cell.source.split("; "))
+            sources = dict.fromkeys(
+                part for cell in cells.values() for part in cell.source.split("; ")
+            )
             lines.append(f"| {name} | {operator} | {'; '.join(sources)} |")
     return "\n".join(lines)
 
 
 def _operator_table(operator: str) -> Iterator[str]:
-    """The lines of one operator: a row for each feature that some runtime knows, a column for each runtime."""
+    """The lines of one operator: a row for each feature that some runtime knows, a column for each
+    runtime."""
     able = {name: cells[operator] for name, cells in RUNTIMES.items() if operator in cells}
-    yield from (f"### {operator}", "", f"| | {' | '.join(able)} |", f"| --- |{' --- |' * len(able)}")
+    yield from (
+        f"### {operator}",
+        "",
+        f"| | {' | '.join(able)} |",
+        f"| --- |{' --- |' * len(able)}",
+    )
     for feature in Feature:
         if any(feature in cells for cells in able.values()):
             words = [_shown(cells.get(feature)) for cells in able.values()]
@@ -419,5 +503,7 @@ def _shown(cell: Cell | None) -> str:
     if cell is None:
         return "?"
     since = f" from {'.'.join(map(str, cell.since))}" if cell.since else ""
-    others = "".join(f", not in {kernel}" for kernel, known in cell.others if known is not cell.answer)
+    others = "".join(
+        f", not in {kernel}" for kernel, known in cell.others if known is not cell.answer
+    )
     return {Answer.YES: f"yes{since}{others}", Answer.NO: "-", Answer.UNKNOWN: "?"}[cell.answer]

@@ -1,7 +1,8 @@
 """ONNX schemas of the operators, so that ONNX's checker and shape inference know the fused nodes.
 
-An ONNX schema cannot express an operator with a dynamic input. The schema of such an operator names the inputs before
-the dynamic one and declares the rest as one variadic input of any types, which `verify` then checks.
+An ONNX schema cannot express an operator with a dynamic input. The schema of such an operator names
+the inputs before the dynamic one and declares the rest as one variadic input of any types, which
+`verify` then checks.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from fa_compiler.op_registry.attributes import extra_attrs
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.op_registry.infer import infer
 from fa_compiler.op_registry.node import Dim, TensorInfo, bind_inputs
-from fa_compiler.op_registry.registry import DOMAIN, FILE_DOMAIN, FILE_OPS, GRAPH_OP, VERSION, get, names, takes_float
+from fa_compiler.op_registry.registry import (
+    DOMAIN,
+    FILE_DOMAIN,
+    FILE_OPS,
+    GRAPH_OP,
+    VERSION,
+    get,
+    names,
+    takes_float,
+)
 from fa_compiler.op_registry.spec import AttrSpec, Kind, OpSpec, OutputSpec
 
 _ATTR_TYPES = {
@@ -32,14 +42,17 @@ _ATTR_TYPES = {
 
 
 CAN_INFER = tuple(int(part) for part in onnx.__version__.split(".")[:2]) >= (1, 20)
-"""Whether the installed onnx supports shape inference written in Python: 1.17 and 1.18 drop its results, and 1.19 waits
-for the interpreter lock forever. Without it, outputs have the types and shapes that their value_info states."""
+"""Whether the installed onnx supports shape inference written in Python: 1.17 and 1.18 drop its
+results, and 1.19 waits for the interpreter lock forever. Without it, outputs have the types and
+shapes that their value_info states."""
 
 
 def register() -> None:
-    """Registers the schemas with onnx, with shape inference if `CAN_INFER`. Further calls do nothing.
+    """Registers the schemas with onnx, with shape inference if `CAN_INFER`. Further calls do
+    nothing.
 
-    Raises RegistryError if another package has registered one of the operators under this domain differently.
+    Raises RegistryError if another package has registered one of the operators under this domain
+    differently.
     """
     every = [(name, build_schema(get(name))) for name in names()]
     in_files = build_schema(get(GRAPH_OP), FILE_DOMAIN)
@@ -55,7 +68,8 @@ def register() -> None:
 
 
 def build_schema(spec: OpSpec, domain: str = DOMAIN) -> OpSchema:
-    """The schema of a prototype, under its own name. It is not registered and has no shape inference.
+    """The schema of a prototype, under its own name. It is not registered and has no shape
+    inference.
 
     That of FILE_DOMAIN has attention_out as its only output.
     """
@@ -71,14 +85,23 @@ def build_schema(spec: OpSpec, domain: str = DOMAIN) -> OpSchema:
     inputs: list[OpSchema.FormalParameter] = []
     for entry in spec.inputs:
         if entry.kind is Kind.DYNAMIC:
-            constraints["T_tail"] = ("T_tail", _type_strings(tuple(t.ge for t in dtypes.TABLE)), "any type")
+            constraints["T_tail"] = (
+                "T_tail",
+                _type_strings(tuple(t.ge for t in dtypes.TABLE)),
+                "any type",
+            )
             description = ", ".join(spec.input_names[len(inputs) :])
-            inputs.append(_formal("tail", "T_tail", description, _Options.Variadic, homogeneous=False))
+            inputs.append(
+                _formal("tail", "T_tail", description, _Options.Variadic, homogeneous=False)
+            )
             break
         kind = _Options.Single if entry.kind is Kind.REQUIRED else _Options.Optional
         inputs.append(
             _formal(
-                entry.name, type_of(entry.name, spec.legal_types(entry.name)), documentation.of_input(spec, entry), kind
+                entry.name,
+                type_of(entry.name, spec.legal_types(entry.name)),
+                documentation.of_input(spec, entry),
+                kind,
             )
         )
     outputs = [
@@ -98,7 +121,9 @@ def build_schema(spec: OpSpec, domain: str = DOMAIN) -> OpSchema:
         inputs=inputs,
         outputs=outputs,
         type_constraints=list(constraints.values()),
-        attributes=[_attribute(spec, entry) for entry in (*spec.attrs, *extra_attrs(spec).values())],
+        attributes=[
+            _attribute(spec, entry) for entry in (*spec.attrs, *extra_attrs(spec).values())
+        ],
     )
 
 
@@ -128,7 +153,11 @@ _Options = OpSchema.FormalParameterOption
 
 
 def _formal(
-    name: str, type: str, description: str, option: OpSchema.FormalParameterOption, homogeneous: bool = True
+    name: str,
+    type: str,
+    description: str,
+    option: OpSchema.FormalParameterOption,
+    homogeneous: bool = True,
 ) -> OpSchema.FormalParameter:
     return OpSchema.FormalParameter(
         name, type, description, param_option=option, is_homogeneous=homogeneous, min_arity=1
@@ -145,7 +174,8 @@ def _attribute(spec: OpSpec, entry: AttrSpec) -> OpSchema.Attribute:
 
 
 def _type_strings(legal: tuple[str, ...]) -> list[str]:
-    """ONNX type strings of GE types. Types that the installed version of onnx does not have are left out."""
+    """ONNX type strings of GE types. Types that the installed version of onnx does not have are
+    left out."""
     known = {number for _, number in onnx.TensorProto.DataType.items()}
     rows = (dtypes.lookup(name) for name in legal)
     return [f"tensor({row.onnx_name})" for row in rows if row.onnx in known]
@@ -162,8 +192,8 @@ def _check_same(found: OpSchema, ours: OpSchema) -> None:
 
 
 def _infer(op_type: str, domain: str, context: Any) -> None:
-    """Shape inference as onnx calls it. A type or shape that cannot be inferred stays open; `verify` reports what is
-    wrong."""
+    """Shape inference as onnx calls it. A type or shape that cannot be inferred stays open;
+    `verify` reports what is wrong."""
     spec = get(op_type)
     types = [context.get_input_type(i) for i in range(context.get_num_inputs())]
     try:

@@ -1,4 +1,5 @@
-"""The SoC versions that ATC takes. `soc_versions.tsv` holds one per line, from the platform files of CANN's runtime."""
+"""The SoC versions that ATC takes. `soc_versions.tsv` holds one per line, from the platform files
+of CANN's runtime."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from fa_compiler.op_registry.products import PRODUCTS, Product, family_of, produ
 
 @dataclass(frozen=True)
 class SocVersion:
-    """One processor. `short` is the family that its operators are compiled for, `arch` the number of its instruction
-    set, `memory` its size in bytes. A count that the platform file does not state is None."""
+    """One processor. `short` is the family that its operators are compiled for, `arch` the number
+    of its instruction set, `memory` its size in bytes. A count that the platform file does not
+    state is None."""
 
     name: str
     short: str
@@ -41,16 +43,25 @@ FEW = 12
 @cache
 def soc_versions() -> dict[str, SocVersion]:
     """All SoC versions by name."""
-    lines = resources.files(__package__).joinpath("soc_versions.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    lines = (
+        resources.files(__package__)
+        .joinpath("soc_versions.tsv")
+        .read_text(encoding="utf-8")
+        .splitlines()[1:]
+    )
     rows = [line.split("\t") for line in lines]
-    return {row[0]: SocVersion(row[0], row[1], int(row[2]), *(int(n) if n else None for n in row[3:])) for row in rows}
+    return {
+        row[0]: SocVersion(row[0], row[1], int(row[2]), *(int(n) if n else None for n in row[3:]))
+        for row in rows
+    }
 
 
 def soc_version(name: str) -> SocVersion:
     """The SoC version of that name, spelled as ATC spells it.
 
-    Raises UnknownProduct. The message suggests the name that was probably meant. For a family ("A2"), and for a name
-    that only a member of a family could have ("Ascend910B5"), it lists the members.
+    Raises UnknownProduct. The message suggests the name that was probably meant. For a family
+    ("A2"), and for a name that only a member of a family could have ("Ascend910B5"), it lists the
+    members.
     """
     known = soc_versions()
     if not isinstance(name, str):
@@ -64,8 +75,8 @@ def soc_version(name: str) -> SocVersion:
 
 
 def check_name(name: str) -> None:
-    """Raise UnknownProduct for a name that is neither that of a product nor a SoC version. Names that have only the
-    form of a SoC version, as Ascend910B9 has, are none."""
+    """Raise UnknownProduct for a name that is neither that of a product nor a SoC version. Names
+    that have only the form of a SoC version, as Ascend910B9 has, are none."""
     if re.fullmatch(product(name).pattern, name):
         soc_version(name)
 
@@ -73,11 +84,17 @@ def check_name(name: str) -> None:
 def _hint(name: str) -> str:
     known = soc_versions()
     letters = _letters(name)
-    spelled = next((other for other in known if _letters(other) in (letters, f"ascend{letters}")), None)
+    spelled = next(
+        (other for other in known if _letters(other) in (letters, f"ascend{letters}")), None
+    )
     if spelled:
         return f", did you mean {spelled!r}?"
     family = next((entry for entry in PRODUCTS if re.fullmatch(entry.pattern, name)), None)
-    similar = _members(family) if family else [other for other in known if _is_part(letters, _letters(other))]
+    similar = (
+        _members(family)
+        if family
+        else [other for other in known if _is_part(letters, _letters(other))]
+    )
     if len(similar) == 1:
         return f", did you mean {similar[0]!r}?"
     if 0 < len(similar) <= FEW:
@@ -96,7 +113,9 @@ def _letters(name: str) -> str:
 
 def _is_part(letters: str, name: str) -> bool:
     """Does a name begin or end so, with its "ascend" or without?"""
-    return letters != "" and (name.startswith((letters, f"ascend{letters}")) or name.endswith(letters))
+    return letters != "" and (
+        name.startswith((letters, f"ascend{letters}")) or name.endswith(letters)
+    )
 
 
 def _members(family: Product) -> list[str]:

@@ -6,9 +6,9 @@
 | TND | T1,N1,D | T2,N2,D | T1,N2,K | N2,T1,N1/N2 |
 | PA_BSND (key side only) | | blocks,block_size,N2,D | | none |
 
-The statistics have one column for each query head of a group, without the 8 equal columns of the training operators.
-Sources: the operator documents of SparseFlashAttentionGrad and SparseLightningIndexerGradKLLoss, and the operators' own
-shape inference.
+The statistics have one column for each query head of a group, without the 8 equal columns of the
+training operators. Sources: the operator documents of SparseFlashAttentionGrad and
+SparseLightningIndexerGradKLLoss, and the operators' own shape inference.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ KEY_LAYOUTS = {**QUERY_LAYOUTS, PAGED: 4}
 
 @dataclass(frozen=True)
 class SparseSizes:
-    """Sizes of a call, None where unknown. `queries` are the leading dimensions of every tensor that has one row for
-    each query token: [B,S1] or [T1]. `keys` are the leading dimensions of key: [B,S2], [T2] or [blocks, block size]."""
+    """Sizes of a call, None where unknown. `queries` are the leading dimensions of every tensor
+    that has one row for each query token: [B,S1] or [T1]. `keys` are the leading dimensions of key:
+    [B,S2], [T2] or [blocks, block size]."""
 
     queries: Shape
     keys: Shape
@@ -63,15 +64,21 @@ def sparse_sizes(
 def checked_sizes(
     inputs: Inputs, query_layout: str, key_layout: str, rows: tuple[str, ...], keys: tuple[str, ...]
 ) -> SparseSizes:
-    """The sizes of a call whose shapes are inferred. Raises NodeError if a layout is unknown, or if an input of the
-    query side (`rows`) or of the key side (`keys`) has another rank than its layout says."""
-    for layout, known, names in ((query_layout, QUERY_LAYOUTS, rows), (key_layout, KEY_LAYOUTS, keys)):
+    """The sizes of a call whose shapes are inferred. Raises NodeError if a layout is unknown, or if
+    an input of the query side (`rows`) or of the key side (`keys`) has another rank than its layout
+    says."""
+    for layout, known, names in (
+        (query_layout, QUERY_LAYOUTS, rows),
+        (key_layout, KEY_LAYOUTS, keys),
+    ):
         if layout not in known:
             raise NodeError(f"the layout is {layout!r}, expected one of {', '.join(known)}")
         for name in names:
             shape = inputs[name].shape if name in inputs else None
             if shape is not None and len(shape) != known[layout]:
-                raise NodeError(f"{name} has rank {len(shape)}, expected {known[layout]} for the layout {layout}")
+                raise NodeError(
+                    f"{name} has rank {len(shape)}, expected {known[layout]} for the layout {layout}"
+                )
     sizes = sparse_sizes(query_layout, key_layout, inputs[rows[0]], inputs[keys[0]])
     assert sizes is not None
     return sizes

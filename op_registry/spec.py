@@ -1,7 +1,8 @@
 """The model of one operator prototype: what REG_OP says, and what else the registry knows.
 
-`OpSpec`, `InputSpec`, `OutputSpec` and `AttrSpec` are frozen. The text form of a prototype is REG_OP (`reg_op.py`). The
-variants of an operator are written with the macros of `macros.py`, in the operator's file under `ops/`.
+`OpSpec`, `InputSpec`, `OutputSpec` and `AttrSpec` are frozen. The text form of a prototype is
+REG_OP (`reg_op.py`). The variants of an operator are written with the macros of `macros.py`, in the
+operator's file under `ops/`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ AttrValue = int | float | bool | str | tuple["AttrValue", ...]
 
 
 class Kind(StrEnum):
-    """How often a tensor of a prototype may occur: exactly once, at most once, or any number of times."""
+    """How often a tensor of a prototype may occur: exactly once, at most once, or any number of
+    times."""
 
     REQUIRED = "required"
     OPTIONAL = "optional"
@@ -51,11 +53,13 @@ ATTR_TYPES = (
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """An input or output. `written` is its type expression as the prototype spells it. `dtypes` are the GE names that
-    the expression stands for, in canonical spelling; they are empty if it is an alias such as TensorType::ALL().
+    """An input or output. `written` is its type expression as the prototype spells it. `dtypes` are
+    the GE names that the expression stands for, in canonical spelling; they are empty if it is an
+    alias such as TensorType::ALL().
 
-    `value_depend` says that the operator reads the VALUES of the input on the host while it is compiled ("optional": if
-    they are constant). `since` is the variant in which the tensor first appears.
+    `value_depend` says that the operator reads the VALUES of the input on the host while it is
+    compiled ("optional": if they are constant). `since` is the variant in which the tensor first
+    appears.
     """
 
     name: str
@@ -76,12 +80,12 @@ class OutputSpec(TensorSpec):
 
 @dataclass(frozen=True)
 class AttrSpec:
-    """An attribute. `default` is the default value in REG_OP, `written` its text there. Both are None if the attribute
-    is required.
+    """An attribute. `default` is the default value in REG_OP, `written` its text there. Both are
+    None if the attribute is required.
 
-    `definition_default` is the value of an absent attribute if the operator's own definition disagrees with the header
-    (IncreFlashAttention's num_key_value_heads: 1 in REG_OP, 0 in the operator definition), otherwise None. `note` says
-    what is special.
+    `definition_default` is the value of an absent attribute if the operator's own definition
+    disagrees with the header (IncreFlashAttention's num_key_value_heads: 1 in REG_OP, 0 in the
+    operator definition), otherwise None. `note` says what is special.
     """
 
     name: str
@@ -109,12 +113,14 @@ class GraphSpec:
 
 @dataclass(frozen=True)
 class ProductSpec:
-    """What the operator definition registers for the products `socs`, which are named as there ("ascend910b").
+    """What the operator definition registers for the products `socs`, which are named as there
+    ("ascend910b").
 
-    `columns` and `rows` list the legal combinations of dtypes: each column is one or more tensors that always have the
-    same type. A tensor in no column has the types that `dtypes` gives, or else those of the prototype; `dtypes` is used
-    if the source gives the types but not the combinations. `unchecked` names tensors whose registered types are known
-    to be wrong. `note` says what is special.
+    `columns` and `rows` list the legal combinations of dtypes: each column is one or more tensors
+    that always have the same type. A tensor in no column has the types that `dtypes` gives, or else
+    those of the prototype; `dtypes` is used if the source gives the types but not the combinations.
+    `unchecked` names tensors whose registered types are known to be wrong. `note` says what is
+    special.
     """
 
     socs: tuple[str, ...]
@@ -125,7 +131,8 @@ class ProductSpec:
     note: str | None = None
 
     def types_of(self, name: str) -> tuple[str, ...] | None:
-        """The types that tensor `name` may have on these products, or None if they are not restricted here."""
+        """The types that tensor `name` may have on these products, or None if they are not
+        restricted here."""
         for position, tensors in enumerate(self.columns):
             if name in tensors:
                 return tuple(dict.fromkeys(row[position] for row in self.rows))
@@ -134,7 +141,8 @@ class ProductSpec:
     def combinations(self) -> tuple[dict[str, str], ...]:
         """The rows as mappings from tensor name to GE type. Tensors in no column are left out."""
         return tuple(
-            {name: dtype for names, dtype in zip(self.columns, row, strict=True) for name in names} for row in self.rows
+            {name: dtype for names, dtype in zip(self.columns, row, strict=True) for name in names}
+            for row in self.rows
         )
 
 
@@ -142,8 +150,8 @@ class ProductSpec:
 class OpSpec:
     """One variant of one operator prototype.
 
-    `variant` names it within the operator's history. `cann` is the first CANN release known to have it, or None if no
-    source says. `sources` says where the facts come from, `note` what is special.
+    `variant` names it within the operator's history. `cann` is the first CANN release known to have
+    it, or None if no source says. `sources` says where the facts come from, `note` what is special.
     """
 
     name: str
@@ -204,8 +212,8 @@ class OpSpec:
         return self._attrs[name]
 
     def legal_types(self, name: str) -> tuple[str, ...]:
-        """Every type that input or output `name` has in the prototype or on any product. The types of the prototype
-        come first."""
+        """Every type that input or output `name` has in the prototype or on any product. The types
+        of the prototype come first."""
         tensor = self._inputs.get(name) or self.output(name)
         more = (product.types_of(name) or () for product in self.products)
         return tuple(dict.fromkeys((*tensor.dtypes, *(dtype for types in more for dtype in types))))
@@ -220,12 +228,16 @@ class OpSpec:
             self.name,
             tuple(replace(entry, value_depend=None, since=None) for entry in self.inputs),
             tuple(replace(entry, value_depend=None, since=None) for entry in self.outputs),
-            tuple(replace(entry, definition_default=None, since=None, note=None) for entry in self.attrs),
+            tuple(
+                replace(entry, definition_default=None, since=None, note=None)
+                for entry in self.attrs
+            ),
             self.datatypes,
             self.graphs,
         )
 
 
 def types_in(written: str) -> tuple[str, ...]:
-    """The GE names listed in a type expression: "TensorType({DT_FLOAT32, DT_BOOL})" gives DT_FLOAT and DT_BOOL."""
+    """The GE names listed in a type expression: "TensorType({DT_FLOAT32, DT_BOOL})" gives DT_FLOAT
+    and DT_BOOL."""
     return tuple(dict.fromkeys(canonical(word) for word in re.findall(r"\bDT_\w+", written)))

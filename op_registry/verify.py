@@ -20,24 +20,31 @@ from fa_compiler.op_registry.spec import InputSpec, Kind, OpSpec, ProductSpec
 
 
 def verify(node: NodeView, target: str = "ort", cann: str | None = None) -> list[Diagnostic]:
-    """Every constraint that the node breaks: first the checks of every operator, then the rules in the order of their
-    numbers.
+    """Every constraint that the node breaks: first the checks of every operator, then the rules in
+    the order of their numbers.
 
-    `target` is "ort" or a product or SoC version ("A2", "Ascend910B2", "950"). `cann` chooses the variant of the
-    prototype. A constraint that an extension relaxes is reported on every target, with the id of the extension: "ort"
-    takes such a node, a product refuses it. Only certain violations are reported, so a node with unknown or symbolic
-    sizes may break constraints that are not found. Raises UnknownOp, UnknownVariant, UnknownProduct.
+    `target` is "ort" or a product or SoC version ("A2", "Ascend910B2", "950"). `cann` chooses the
+    variant of the prototype. A constraint that an extension relaxes is reported on every target,
+    with the id of the extension: "ort" takes such a node, a product refuses it. Only certain
+    violations are reported, so a node with unknown or symbolic sizes may break constraints that are
+    not found. Raises UnknownOp, UnknownVariant, UnknownProduct.
     """
     spec = get(node.op_type, cann)
     chip = None if target == "ort" else product(target)
     tensors, lists = _inputs(spec, node)
     rules = operator(node.op_type).rules
     attrs, attr_diagnostics = _attributes(spec, node.attrs)
-    found = [*_names_and_counts(spec, node, chip), *attr_diagnostics, *_types(spec, node, rules.typed)]
+    found = [
+        *_names_and_counts(spec, node, chip),
+        *attr_diagnostics,
+        *_types(spec, node, rules.typed),
+    ]
     # The numbered rules read attributes, so they do not run if an attribute is missing or invalid.
     if all(diagnostic.extension for diagnostic in attr_diagnostics):
         extensions = tuple(entry.id for entry in extensions_of(node.op_type))
-        call = CheckedNode(spec, tensors, node.outputs, later_attrs(spec) | attrs, chip, lists, extensions)
+        call = CheckedNode(
+            spec, tensors, node.outputs, later_attrs(spec) | attrs, chip, lists, extensions
+        )
         found += _numbered(rules, without_empty(call) if rules.drops_empty else call)
     if not found:
         found += _outputs(node, {**tensors, **lists}, cann)
@@ -46,11 +53,17 @@ def verify(node: NodeView, target: str = "ort", cann: str | None = None) -> list
     return found
 
 
-def _inputs(spec: OpSpec, node: NodeView) -> tuple[dict[str, TensorInfo], dict[str, list[TensorInfo]]]:
+def _inputs(
+    spec: OpSpec, node: NodeView
+) -> tuple[dict[str, TensorInfo], dict[str, list[TensorInfo]]]:
     """The inputs of one tensor, and the lists of the dynamic inputs."""
     dynamic = [entry.name for entry in spec.inputs if entry.kind is Kind.DYNAMIC]
     lists = {name: _listed(node.inputs[name]) for name in dynamic if node.inputs.get(name)}
-    tensors = {name: info for name, info in node.inputs.items() if isinstance(info, TensorInfo) and name not in dynamic}
+    tensors = {
+        name: info
+        for name, info in node.inputs.items()
+        if isinstance(info, TensorInfo) and name not in dynamic
+    }
     return tensors, lists
 
 
@@ -68,8 +81,8 @@ def extensions_used(node: NodeView) -> tuple[str, ...]:
 
 
 def _names_and_counts(spec: OpSpec, node: NodeView, chip: Product | None) -> Iterator[Diagnostic]:
-    """The product has the operator, inputs and outputs have known names, required inputs are present, and the counts of
-    dynamic inputs are right."""
+    """The product has the operator, inputs and outputs have known names, required inputs are
+    present, and the counts of dynamic inputs are right."""
     if chip is not None and _registered(spec, chip) is None:
         yield Diagnostic(spec.name, f"{spec.name} is not available on {chip.title}", "aclnn")
     for what, given, known in (
@@ -79,13 +92,16 @@ def _names_and_counts(spec: OpSpec, node: NodeView, chip: Product | None) -> Ite
         for name in given:
             if name not in known:
                 hint = suggestion(name, known)
-                yield Diagnostic(name, f"{spec.name} ({spec.variant}) has no {what} {name!r}{hint}", "aclnn")
+                yield Diagnostic(
+                    name, f"{spec.name} ({spec.variant}) has no {what} {name!r}{hint}", "aclnn"
+                )
     for entry in spec.inputs:
         yield from _given_input(node, entry)
 
 
 def _given_input(node: NodeView, entry: InputSpec) -> Iterator[Diagnostic]:
-    """An input is given if it has to be. It is one tensor, or, if it is dynamic, as many as its count says."""
+    """An input is given if it has to be. It is one tensor, or, if it is dynamic, as many as its
+    count says."""
     name, given = entry.name, node.inputs.get(entry.name)
     if entry.kind is not Kind.OPTIONAL and not given:
         yield Diagnostic(name, f"the required input {name} is absent", "aclnn", NULLPTR)
@@ -95,18 +111,23 @@ def _given_input(node: NodeView, entry: InputSpec) -> Iterator[Diagnostic]:
     elif given:
         count, found = node.attrs.get(f"{name}_count"), len(_listed(given))
         if count not in (None, found):
-            yield Diagnostic(f"{name}_count", f"{name}_count is {count}, expected {found}, the tensors of {name}")
+            yield Diagnostic(
+                f"{name}_count", f"{name}_count is {count}, expected {found}, the tensors of {name}"
+            )
 
 
 def _attributes(spec: OpSpec, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Diagnostic]]:
-    """Every attribute with its value or default, and the diagnostics of missing, unknown and invalid ones."""
+    """Every attribute with its value or default, and the diagnostics of missing, unknown and
+    invalid ones."""
     values: dict[str, Any] = {}
     found: list[Diagnostic] = []
     extra = extra_attrs(spec)
     optional = {entry.attr: entry for entry in extensions_of(spec.name) if entry.attr is not None}
     for name in given:
         if name not in spec.attr_names and name not in extra:
-            told = f"{spec.name} ({spec.variant}) has no attribute {name!r}{known_attrs(spec, name)}"
+            told = (
+                f"{spec.name} ({spec.variant}) has no attribute {name!r}{known_attrs(spec, name)}"
+            )
             found.append(Diagnostic(name, told, "aclnn"))
     for entry in (*spec.attrs, *extra.values()):
         value = given.get(entry.name)
@@ -132,18 +153,22 @@ def _extension_attr(entry: Extension, value: Any) -> Iterator[Diagnostic]:
         allowed = ", ".join(map(repr, entry.values))
         yield Diagnostic(name, f"{name} is {value!r}, expected one of {allowed}", "aclnn")
     else:
-        yield Diagnostic(name, f"{name} is an attribute of the CPU kernel only", "aclnn", INVALID, entry.id)
+        yield Diagnostic(
+            name, f"{name} is an attribute of the CPU kernel only", "aclnn", INVALID, entry.id
+        )
 
 
 def _types(spec: OpSpec, node: NodeView, own: tuple[str, ...]) -> Iterator[Diagnostic]:
-    """Each tensor has a type of the prototype or of a product. `own` are the tensors whose type a numbered rule
-    checks."""
+    """Each tensor has a type of the prototype or of a product. `own` are the tensors whose type a
+    numbered rule checks."""
     for name, tensor in _all_tensors(node):
         if name in own or name not in (*spec.input_names, *spec.output_names) or not tensor.dtype:
             continue
         legal = spec.legal_types(name)
         if legal and tensor.dtype not in legal:
-            yield Diagnostic(name, f"{name} is {tensor.dtype}, expected {' or '.join(legal)}", "aclnn")
+            yield Diagnostic(
+                name, f"{name} is {tensor.dtype}, expected {' or '.join(legal)}", "aclnn"
+            )
 
 
 def _outputs(node: NodeView, tensors: Mapping[str, Any], cann: str | None) -> Iterator[Diagnostic]:
@@ -156,7 +181,11 @@ def _outputs(node: NodeView, tensors: Mapping[str, Any], cann: str | None) -> It
         if stated.shape is None or right.shape is None:
             continue
         if len(stated.shape) != len(right.shape) or any(map(differ, stated.shape, right.shape)):
-            yield Diagnostic(name, f"{name} has the shape {text(stated.shape)}, expected {text(right.shape)}", "aclnn")
+            yield Diagnostic(
+                name,
+                f"{name} has the shape {text(stated.shape)}, expected {text(right.shape)}",
+                "aclnn",
+            )
 
 
 def _product_types(spec: OpSpec, node: NodeView, chip: Product) -> Iterator[Diagnostic]:
@@ -165,18 +194,26 @@ def _product_types(spec: OpSpec, node: NodeView, chip: Product) -> Iterator[Diag
     if registered is None:
         return
     present = {
-        name: tensor.dtype for name, tensor in _all_tensors(node) if tensor.dtype and name not in registered.unchecked
+        name: tensor.dtype
+        for name, tensor in _all_tensors(node)
+        if tensor.dtype and name not in registered.unchecked
     }
     for name, dtype in present.items():
         legal = registered.types_of(name)
         if legal and dtype not in legal:
-            yield Diagnostic(name, f"{name} is {dtype}, expected {' or '.join(legal)} on {chip.title}", "aclnn")
+            yield Diagnostic(
+                name, f"{name} is {dtype}, expected {' or '.join(legal)} on {chip.title}", "aclnn"
+            )
             return
     rows = registered.combinations()
-    if rows and not any(all(row.get(name, dtype) == dtype for name, dtype in present.items()) for row in rows):
+    if rows and not any(
+        all(row.get(name, dtype) == dtype for name, dtype in present.items()) for row in rows
+    ):
         names = [name for name in present if name in rows[0]]
         listed = ", ".join(f"{name} {present[name]}" for name in names)
-        yield Diagnostic(names[0], f"{listed} is no combination of types that {chip.title} has", "aclnn")
+        yield Diagnostic(
+            names[0], f"{listed} is no combination of types that {chip.title} has", "aclnn"
+        )
 
 
 def _registered(spec: OpSpec, chip: Product) -> ProductSpec | None:

@@ -1,4 +1,5 @@
-"""The fusion passes: attention of any spelling becomes FlashAttentionScore, or is declined with a reason.
+"""The fusion passes: attention of any spelling becomes FlashAttentionScore, or is declined with a
+reason.
 
 `fuse` runs them on a model (fusion.py). docs/developing.md says what each package is for.
 """
@@ -29,7 +30,8 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use: the command line needs the options always, and the rest seldom."""
+    """Import a public name on first use: the command line needs the options always, and the rest
+    seldom."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

@@ -1,5 +1,5 @@
-"""The fusion over a whole model. The report has a block for each softmax, attention operator and fused gradient. For
-Ascend it has a line for each norm and gated activation around them."""
+"""The fusion over a whole model. The report has a block for each softmax, attention operator and
+fused gradient. For Ascend it has a line for each norm and gated activation around them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,14 @@ from fa_compiler.passes.answer.report import (
     other_target,
 )
 from fa_compiler.passes.around import finish, fuse_around, fuse_positions
-from fa_compiler.passes.attention_ops import DIRECT, ConvertedOp, OpConverter, Replacing, convert, is_attention_op
+from fa_compiler.passes.attention_ops import (
+    DIRECT,
+    ConvertedOp,
+    OpConverter,
+    Replacing,
+    convert,
+    is_attention_op,
+)
 from fa_compiler.passes.attention_ops.prompt_positions import note_on_positions, unread_positions
 from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.convolution.fuse import fuse_convolutions
@@ -38,7 +45,15 @@ from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.raise_opset import raise_opset
 from fa_compiler.passes.emit.survival import keep_dequantised, put_in_front
 from fa_compiler.passes.in_place import possible_buffers, use_buffers
-from fa_compiler.passes.ir.nodes import any_op, certain, graph_opset, is_op, is_read, remember_versions, subgraphs
+from fa_compiler.passes.ir.nodes import (
+    any_op,
+    certain,
+    graph_opset,
+    is_op,
+    is_read,
+    remember_versions,
+    subgraphs,
+)
 from fa_compiler.passes.ir.surgery import replace_value, restore_order
 from fa_compiler.passes.linear.fuse import fuse_linear
 from fa_compiler.passes.linear.regions import LOOPS
@@ -51,7 +66,11 @@ from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
 from fa_compiler.passes.prepare.chosen_addends import add_under_conditions
 from fa_compiler.passes.prepare.differences import move_products
-from fa_compiler.passes.prepare.functions import inline_functions, resolve_casts, softmaxes_in_functions
+from fa_compiler.passes.prepare.functions import (
+    inline_functions,
+    resolve_casts,
+    softmaxes_in_functions,
+)
 from fa_compiler.passes.prepare.joined_values import join_values
 from fa_compiler.passes.prepare.key_parts import join_keys
 from fa_compiler.passes.prepare.part_sums import add_to_whole
@@ -69,8 +88,8 @@ from fa_compiler.passes.values.overridable import replaceable_cause
 from fa_compiler.passes.values.shapes import analyse
 
 SHARED = (Code.SCORES_ARE_OUTPUT, Code.PROBABILITIES_ARE_OUTPUT)
-"""The codes of an attention whose scores or probabilities something else reads. That may be another attention
-(shared.py)."""
+"""The codes of an attention whose scores or probabilities something else reads. That may be another
+attention (shared.py)."""
 OUTCOMES: dict[Code, tuple[Kind, Status]] = {
     Code.ALREADY_FUSED: ("forward", "already_fused"),
     Code.NOT_ATTENTION: ("softmax_only", "not_attention"),
@@ -81,8 +100,11 @@ CONTRIB = "com.microsoft"
 """The domain of ONNX Runtime's operators."""
 
 
-def fuse(model: ir.Model, options: Options | None = None, progress: Progress | None = None) -> Report:
-    """Fuse the attention of a model in place, and report what became of each softmax and attention operator.
+def fuse(
+    model: ir.Model, options: Options | None = None, progress: Progress | None = None
+) -> Report:
+    """Fuse the attention of a model in place, and report what became of each softmax and attention
+    operator.
 
     A model without attention stays as it is.
     """
@@ -134,13 +156,15 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
 
 
 def _with_raised_opset(model: ir.Model, options: Options) -> tuple[Options, Decline | None]:
-    """Raise the model to the opset that the target onnx needs. Returns the options with this opset, and why it could
-    not be raised."""
+    """Raise the model to the opset that the target onnx needs. Returns the options with this opset,
+    and why it could not be raised."""
     if options.target != "onnx":
         return options, None
     wanted = options.opset or ATTENTION_SINCE
     refusal = attempt(lambda: raise_opset(model, wanted))
-    return replace(options, opset=min(max(graph_opset(model.graph), ATTENTION_SINCE), NEWEST_OPSET)), refusal
+    return replace(
+        options, opset=min(max(graph_opset(model.graph), ATTENTION_SINCE), NEWEST_OPSET)
+    ), refusal
 
 
 def _doubts(graph: ir.Graph, facts: Facts) -> Iterator[str]:
@@ -160,7 +184,9 @@ def _newer_cann(options: Options) -> Iterator[str]:
 
 def _is_any_fused(blocks: Sequence[Block], around: Sequence[Around]) -> bool:
     """Was an attention fused, or something around it?"""
-    return any(block.status == "fused" for block in blocks) or any(line.status == "fused" for line in around)
+    return any(block.status == "fused" for block in blocks) or any(
+        line.status == "fused" for line in around
+    )
 
 
 def _is_there(graph: ir.Graph, owners: Mapping[ir.Graph, ir.Node]) -> bool:
@@ -181,14 +207,15 @@ def _import_operators(model: ir.Model, options: Options) -> None:
 
 @dataclass(frozen=True)
 class _Found:
-    """What is reported of a graph: the softmaxes that may be attention, other softmaxes and attention without one, with
-    their declines, and what was substituted for the former."""
+    """What is reported of a graph: the softmaxes that may be attention, other softmaxes and
+    attention without one, with their declines, and what was substituted for the former."""
 
     anchors: dict[ir.Node, SoftmaxAnchor]
     declined: dict[ir.Node, Decline]
     substitutions: Substitutions
     linear: dict[ir.Node, Block]
-    """The blocks of linear attentions and causal convolutions that are fused already, by their nodes."""
+    """The blocks of linear attentions and causal convolutions that are fused already, by their
+    nodes."""
 
 
 @dataclass(frozen=True)
@@ -216,11 +243,15 @@ class _Run:
         """What is known of the model."""
         return self.matcher.facts
 
-    def use_buffers(self, model: ir.Model, blocks: list[Block]) -> tuple[list[Block], list[CacheLine]]:
+    def use_buffers(
+        self, model: ir.Model, blocks: list[Block]
+    ) -> tuple[list[Block], list[CacheLine]]:
         """Put caches in place. Returns the blocks, changed by that, and a line for each cache."""
         blocks, caches = use_buffers(model, self.facts.info, self.names, blocks)
         if not caches:
-            self.notes.append("no input is a cache that grows by a Concat, so that there is nothing to put in place")
+            self.notes.append(
+                "no input is a cache that grows by a Concat, so that there is nothing to put in place"
+            )
         return blocks, caches
 
     def possible_buffers(self, model: ir.Model, blocks: Sequence[Block]) -> list[str]:
@@ -248,7 +279,8 @@ class _Run:
         return fuse_around(graph, self.facts, self.names) if self._fuses_around(graph) else []
 
     def finish(self, graph: ir.Graph, lines: list[Around]) -> list[Around]:
-        """Make less of what was fused in one graph. Returns its lines of the report, of which `lines` were known."""
+        """Make less of what was fused in one graph. Returns its lines of the report, of which
+        `lines` were known."""
         is_finished = self.facts.options.target == "ascend" and self._fuses_around(graph)
         return finish(graph, self.facts, self.names, lines) if is_finished else lines
 
@@ -262,9 +294,15 @@ class _Run:
         blocks = self.fuse_graphs(graphs)
         if self.facts.options.target != "ascend":
             keep_dequantised(self.made, self.facts.info, self.names)
-        # An attention operator that holds rotary positions leaves them written out in front of its replacement.
-        later = {graph: [line for line in self.turn_positions(graph) if line.status == "fused"] for graph in graphs}
-        lines = {graph: [*turned[graph], *later[graph], *self.fuse_around(graph)] for graph in graphs}
+        # An attention operator that holds rotary positions leaves them written out in front of its
+        # replacement.
+        later = {
+            graph: [line for line in self.turn_positions(graph) if line.status == "fused"]
+            for graph in graphs
+        }
+        lines = {
+            graph: [*turned[graph], *later[graph], *self.fuse_around(graph)] for graph in graphs
+        }
         around = [line for graph in graphs for line in lines[graph]]
         if _is_any_fused(blocks, around):
             around = [line for graph in graphs for line in self.finish(graph, lines[graph])]
@@ -280,14 +318,18 @@ class _Run:
         return blocks
 
     def fuse_graph(self, graph: ir.Graph, owner: ir.Node | None = None) -> list[Block]:
-        """Fuse one graph, of the node `owner`, without its subgraphs. Returns a block for each softmax, attention
-        operator and call of a function that holds one, in the order of the graph."""
+        """Fuse one graph, of the node `owner`, without its subgraphs. Returns a block for each
+        softmax, attention operator and call of a function that holds one, in the order of the
+        graph."""
         linear = self._fuse_convolutions(graph)
         if not is_op(owner, *LOOPS):
             linear |= self._fuse_linear(graph)
         listed, substitutions = self._change_before_matching(graph)
         found = _Found(
-            {anchor.node: anchor for anchor in listed}, dict(self._other_declines(graph, listed)), substitutions, linear
+            {anchor.node: anchor for anchor in listed},
+            dict(self._other_declines(graph, listed)),
+            substitutions,
+            linear,
         )
         reported = [node for node in graph if self._is_reported(node, found)]
         if (blocks := self._why_nothing_is_fused(graph, reported)) is not None:
@@ -305,7 +347,9 @@ class _Run:
                 continue
             groups[node] = self._blocks(node, found, rewriter, has_top_k)
             if node in found.anchors and groups[node][0].code in SHARED:
-                fused_in_group.update(self._fuse_shared(sharing.group(found.anchors[node]), rewriter, has_top_k))
+                fused_in_group.update(
+                    self._fuse_shared(sharing.group(found.anchors[node]), rewriter, has_top_k)
+                )
                 if node in fused_in_group:
                     groups[node] = [fused_in_group[node]]
                 else:
@@ -344,8 +388,11 @@ class _Run:
         known = known or (node.domain, node.op_type) in DIRECT
         return known or is_attention_op(node) or node.op_identifier() in self.softmaxes_of_function
 
-    def _blocks(self, node: ir.Node, found: _Found, rewriter: Rewriter, has_top_k: bool) -> list[Block]:
-        """The blocks of a softmax, an attention operator, or a call of a function that holds one."""
+    def _blocks(
+        self, node: ir.Node, found: _Found, rewriter: Rewriter, has_top_k: bool
+    ) -> list[Block]:
+        """The blocks of a softmax, an attention operator, or a call of a function that holds
+        one."""
         if (anchor := found.anchors.get(node)) is not None:
             return self._fuse_anchor(anchor, rewriter, has_top_k, found.substitutions)
         if (linear := found.linear.get(node)) is not None:
@@ -356,13 +403,19 @@ class _Run:
             return [self._convert(node, rewriter)]
         if (decline := found.declined.get(node)) is not None:
             return [self._declined_block(label(node), decline)]
-        return [_in_function(node, name) for name in self.softmaxes_of_function[node.op_identifier()]]
+        return [
+            _in_function(node, name) for name in self.softmaxes_of_function[node.op_identifier()]
+        ]
 
     def _retry(
-        self, graph: ir.Graph, softmaxes: Sequence[ir.Node], groups: dict[ir.Node, list[Block]], has_top_k: bool
+        self,
+        graph: ir.Graph,
+        softmaxes: Sequence[ir.Node],
+        groups: dict[ir.Node, list[Block]],
+        has_top_k: bool,
     ) -> None:
-        """Retry attentions whose other reader has been fused since. One pass may free the next, as in a chain of
-        layers."""
+        """Retry attentions whose other reader has been fused since. One pass may free the next, as
+        in a chain of layers."""
         left = list(softmaxes)
         some = any(block.status == "fused" for group in groups.values() for block in group)
         while left and some:
@@ -372,37 +425,55 @@ class _Run:
             some = bool(again)
 
     def _change_before_matching(self, graph: ir.Graph) -> tuple[list[SoftmaxAnchor], Substitutions]:
-        """Change what the ordinary matcher then can match. Returns the softmaxes, and what is taken back where an
-        attention is not fused."""
+        """Change what the ordinary matcher then can match. Returns the softmaxes, and what is taken
+        back where an attention is not fused."""
         listed, all_made = list(anchors(graph, self.facts.info)), Substitutions()
         if not graph.outputs or self.opset > NEWEST_OPSET:
             return listed, all_made
         new_builder = partial(Builder, graph, self.names, self.facts.info)
-        for step in (take_apart, move_products, add_to_whole, add_under_conditions, join_keys, join_values):
+        for step in (
+            take_apart,
+            move_products,
+            add_to_whole,
+            add_under_conditions,
+            join_keys,
+            join_values,
+        ):
             substitutions = step(graph, listed, self.matcher, new_builder)
             all_made.update(substitutions)
             if substitutions.made:
                 restore_order(graph)
-            if substitutions.made and step is take_apart:  # it makes softmaxes, which the others may find
+            # it makes softmaxes, which the others may find
+            if substitutions.made and step is take_apart:
                 listed = list(anchors(graph, self.facts.info))
         return (list(anchors(graph, self.facts.info)) if all_made.made else listed), all_made
 
-    def _why_nothing_is_fused(self, graph: ir.Graph, reported: Sequence[ir.Node]) -> list[Block] | None:
+    def _why_nothing_is_fused(
+        self, graph: ir.Graph, reported: Sequence[ir.Node]
+    ) -> list[Block] | None:
         """The blocks of a graph in which nothing can be fused; None for other graphs."""
         if not graph.outputs:
             reason = "the graph has no outputs, so that nothing needs what this computes"
-            return [_block_of(label(node), Decline(Code.NOT_ATTENTION, reason, node)) for node in reported]
+            return [
+                _block_of(label(node), Decline(Code.NOT_ATTENTION, reason, node))
+                for node in reported
+            ]
         if self.opset > NEWEST_OPSET:
             reason = f"the model is of opset {self.opset}, and operators are known up to opset {NEWEST_OPSET}"
-            return [self._declined_block(label(node), Decline(Code.OPSET, reason, node)) for node in reported]
+            return [
+                self._declined_block(label(node), Decline(Code.OPSET, reason, node))
+                for node in reported
+            ]
         if self.refusal is not None:
             return [self._declined_block(label(node), self.refusal) for node in reported]
         return None
 
-    def _fuse_again(self, graph: ir.Graph, softmaxes: list[ir.Node], has_top_k: bool) -> dict[ir.Node, list[Block]]:
-        """Fuse attentions whose scores or probabilities only a fused attention has read, such as the scores of the
-        first of two layers when the second adds them to its own (RealFormer). Returns the blocks of those that are
-        fused."""
+    def _fuse_again(
+        self, graph: ir.Graph, softmaxes: list[ir.Node], has_top_k: bool
+    ) -> dict[ir.Node, list[Block]]:
+        """Fuse attentions whose scores or probabilities only a fused attention has read, such as
+        the scores of the first of two layers when the second adds them to its own (RealFormer).
+        Returns the blocks of those that are fused."""
         rewriter = Rewriter(Builder(graph, self.names, self.facts.info), self.facts)
         by_node = {anchor.node: anchor for anchor in anchors(graph, self.facts.info)}
         tried = {
@@ -414,22 +485,38 @@ class _Run:
         self.made.extend(rewriter.made)
         return {node: blocks for node, blocks in tried.items() if blocks[0].status == "fused"}
 
-    def _other_declines(self, graph: ir.Graph, listed: Sequence[SoftmaxAnchor]) -> Iterator[tuple[ir.Node, Decline]]:
-        """What is named and left as it is: softmaxes that are no anchors, and attention without a softmax."""
+    def _other_declines(
+        self, graph: ir.Graph, listed: Sequence[SoftmaxAnchor]
+    ) -> Iterator[tuple[ir.Node, Decline]]:
+        """What is named and left as it is: softmaxes that are no anchors, and attention without a
+        softmax."""
         softmaxes = other_softmaxes(graph, listed, self.facts)
         yield from ((block.node, block.decline(self.facts)) for block in softmaxes)
-        probabilities = {*(anchor.output for anchor in listed), *(block.node.outputs[0] for block in softmaxes)}
+        probabilities = {
+            *(anchor.output for anchor in listed),
+            *(block.node.outputs[0] for block in softmaxes),
+        }
         linear = linear_attentions(graph, probabilities, self.facts)
-        yield from ((block.node, block.decline()) for block in linear if block.node not in self.named)
+        yield from (
+            (block.node, block.decline()) for block in linear if block.node not in self.named
+        )
 
     def _fuse_anchor(
-        self, anchor: SoftmaxAnchor, rewriter: Rewriter, has_top_k: bool, substitutions: Substitutions
+        self,
+        anchor: SoftmaxAnchor,
+        rewriter: Rewriter,
+        has_top_k: bool,
+        substitutions: Substitutions,
     ) -> list[Block]:
         name = label(anchor.node)
         names = (name, *substitutions.twins(anchor))
         with limited(anchor.node) as budget:
             block = rewriter.attempt(lambda: self._fuse_one(name, anchor, rewriter, has_top_k))
-            pair = self._fuse_pair(anchor, rewriter, has_top_k, block) if isinstance(block, Decline) else []
+            pair = (
+                self._fuse_pair(anchor, rewriter, has_top_k, block)
+                if isinstance(block, Decline)
+                else []
+            )
         if pair:
             return pair
         if isinstance(block, Decline):
@@ -438,8 +525,11 @@ class _Run:
         assumed = tuple(sorted({*block.assumed, *substitutions.assumed(anchor)}))
         return [replace(block, anchor=softmax, assumed=assumed) for softmax in names]
 
-    def _fuse_shared(self, group: list[Sharer], rewriter: Rewriter, has_top_k: bool) -> dict[ir.Node, Block]:
-        """Fuse each attention of a group that shares scores or probabilities. Returns one block for each softmax."""
+    def _fuse_shared(
+        self, group: list[Sharer], rewriter: Rewriter, has_top_k: bool
+    ) -> dict[ir.Node, Block]:
+        """Fuse each attention of a group that shares scores or probabilities. Returns one block for
+        each softmax."""
         blocks: dict[ir.Node, Block] = {}
         for sharer in group:
             name = label(sharer.anchor.node)
@@ -448,42 +538,58 @@ class _Run:
             block = self._declined_block(name, made) if isinstance(made, Decline) else made
             first = blocks.setdefault(sharer.anchor.node, block)
             if first is not block and block.status == "fused":
-                self.notes.append(f"{name}: its attention to another value is computed by itself, by {block.node}")
+                self.notes.append(
+                    f"{name}: its attention to another value is computed by itself, by {block.node}"
+                )
             elif first is not block:
                 blocks[sharer.anchor.node] = block
         return blocks
 
     def _fuse_one(
-        self, name: str, anchor: SoftmaxAnchor, rewriter: Rewriter, has_top_k: bool, route: Route = ONLY
+        self,
+        name: str,
+        anchor: SoftmaxAnchor,
+        rewriter: Rewriter,
+        has_top_k: bool,
+        route: Route = ONLY,
     ) -> Block:
         """Fuse an attention and return its block. Raises Decline.
 
-        The scores may be the sum of two products. Where the operator may take both (query_rope, key_rope), that is
-        tried first: for ONNX Runtime, and on Ascend with lists of keys, which come from a graph that ranks keys. If it
-        fails, or the operator takes one product only, the added product becomes a bias.
+        The scores may be the sum of two products. Where the operator may take both (query_rope,
+        key_rope), that is tried first: for ONNX Runtime, and on Ascend with lists of keys, which
+        come from a graph that ranks keys. If it fails, or the operator takes one product only, the
+        added product becomes a bias.
         """
         if self.facts.options.target == "ort" or has_top_k:
             joining = replace(self.matcher, joins_added_product=True)
             paths = joining.begin(anchor, route)
             dense = self.facts.options.target == "ort"
-            joined = rewriter.attempt(lambda: self._fuse_match(name, joining.finish(paths), rewriter, dense))
+            joined = rewriter.attempt(
+                lambda: self._fuse_match(name, joining.finish(paths), rewriter, dense)
+            )
             if isinstance(joined, Decline) and paths.scores.added_product is None:
                 raise joined
             if joined is not None and not isinstance(joined, Decline):
                 return joined
         return certain(self._fuse_match(name, self.matcher.match(anchor, route), rewriter, True))
 
-    def _fuse_match(self, name: str, match: AttentionMatch, rewriter: Rewriter, dense: bool) -> Block | None:
+    def _fuse_match(
+        self, name: str, match: AttentionMatch, rewriter: Rewriter, dense: bool
+    ) -> Block | None:
         """Fuse an attention to selected keys, or, if it may be `dense`, any. Raises Decline."""
         missed: list[Missed] = []
         block = self._sparse(name, match, rewriter, missed)
         if block is not None or not dense:
             return block
-        return self._fused_block(name, match, _without_repeated(rewriter.emit(match), missed), missed)
+        return self._fused_block(
+            name, match, _without_repeated(rewriter.emit(match), missed), missed
+        )
 
-    def _sparse(self, name: str, match: AttentionMatch, rewriter: Rewriter, missed: list[Missed]) -> Block | None:
-        """Fuse an attention to listed or selected keys and return its block; None for other attentions, with a line in
-        `missed` where the user could vouch for it."""
+    def _sparse(
+        self, name: str, match: AttentionMatch, rewriter: Rewriter, missed: list[Missed]
+    ) -> Block | None:
+        """Fuse an attention to listed or selected keys and return its block; None for other
+        attentions, with a line in `missed` where the user could vouch for it."""
         if self.facts.options.is_standard:
             return None
         attended = fuse_gathered_keys(match, rewriter, missed)
@@ -493,20 +599,23 @@ class _Run:
         return self._ranked(self._fused_block(name, match, attended.fused), attended.indexer)
 
     def _ranked(self, block: Block, indexer: ir.Node | None) -> Block:
-        """The block of an attention. If an indexer ranks the keys, the assumption on ranks is added to the block and a
-        note to the report."""
+        """The block of an attention. If an indexer ranks the keys, the assumption on ranks is added
+        to the block and a note to the report."""
         if indexer is None:
             return block
-        self.notes.append(f"{indexer.name}: LightningIndexer ranks the keys that {block.node} attends")
+        self.notes.append(
+            f"{indexer.name}: LightningIndexer ranks the keys that {block.node} attends"
+        )
         return replace(block, assumed=(*block.assumed, CLOSE_RANKS))
 
     def _fuse_pair(
         self, anchor: SoftmaxAnchor, rewriter: Rewriter, has_top_k: bool, first_reason: Decline
     ) -> list[Block]:
-        """Fuse an attention together with its gradient, after the attention alone was declined for `first_reason`.
+        """Fuse an attention together with its gradient, after the attention alone was declined for
+        `first_reason`.
 
-        Returns both blocks; one declined block where the attempt gives a better reason than `first_reason`; else an
-        empty list.
+        Returns both blocks; one declined block where the attempt gives a better reason than
+        `first_reason`; else an empty list.
         """
         name = label(anchor.node)
         if anchor.late is not None:
@@ -522,15 +631,25 @@ class _Run:
             return []
         if isinstance(pair, PairDecline):
             reason = f"its gradient could not be fused, and would compute the softmax again: {pair.reason}"
-            forward = self._declined_block(name, Decline(pair.code, reason, pair.culprit, pair.hint))
+            forward = self._declined_block(
+                name, Decline(pair.code, reason, pair.culprit, pair.hint)
+            )
             backward = self._declined_block(label(pair.gradient), pair)
             return [replace(forward, pair=1), replace(backward, kind="backward", pair=-1)]
         if isinstance(pair, Decline):
-            nearer = first_reason.code == Code.TRAINING or pair.code == Code.OVERFLOW or is_op(pair.culprit, "Dropout")
+            nearer = (
+                first_reason.code == Code.TRAINING
+                or pair.code == Code.OVERFLOW
+                or is_op(pair.culprit, "Dropout")
+            )
             return [self._declined_block(name, pair)] if nearer else []
-        forward = self._ranked(self._fused_block(name, pair.match.forward, pair.fused), pair.indexer)
+        forward = self._ranked(
+            self._fused_block(name, pair.match.forward, pair.fused), pair.indexer
+        )
         for loss in pair.losses:
-            self.notes.append(f"{loss.name}: {loss.op_type} is the loss of an indexer, with its gradients")
+            self.notes.append(
+                f"{loss.name}: {loss.op_type} is the loss of an indexer, with its gradients"
+            )
         backward = replace(
             forward,
             kind="backward",
@@ -560,7 +679,9 @@ class _Run:
             replace_value(old, rewriter.builder.for_output(old, new), rename=named)
         return self._fused_block(name, converted.match, fused)
 
-    def _replace(self, node: ir.Node, rewriter: Rewriter, kind: Kind, replacing: Replacing) -> Block:
+    def _replace(
+        self, node: ir.Node, rewriter: Rewriter, kind: Kind, replacing: Replacing
+    ) -> Block:
         """Replace a ready-made operator by one node and return its block."""
         name = label(node)
         build = partial(replacing, node, self.facts, rewriter.builder)
@@ -591,11 +712,17 @@ class _Run:
             decline = Decline(decline.code, decline.reason, None, decline.hint or "")
         block, cause = _block_of(name, decline), replaceable_cause(decline, self.facts.info)
         if cause is None:
-            return replace(block, hint=None) if is_followed(block.hint, self.facts.options.target) else block
+            return (
+                replace(block, hint=None)
+                if is_followed(block.hint, self.facts.options.target)
+                else block
+            )
         hint = f"make {cause.name!r} a constant: it is an initializer and an input, too, so a caller may replace it"
         return replace(block, hint=hint)
 
-    def _fused_block(self, name: str, match: AttentionMatch, fused: Fused, missed: Sequence[Missed] = ()) -> Block:
+    def _fused_block(
+        self, name: str, match: AttentionMatch, fused: Fused, missed: Sequence[Missed] = ()
+    ) -> Block:
         self.notes.extend(note for note in match.notes if note not in self.notes)
         return Block(
             id=0,
@@ -618,8 +745,8 @@ class _Run:
 
 
 def _without_repeated(fused: Fused, missed: Sequence[Missed]) -> Fused:
-    """What is fused, without the line on a dense mask where another one says why the mask's list of keys is not read,
-    and where that line has no advice."""
+    """What is fused, without the line on a dense mask where another one says why the mask's list of
+    keys is not read, and where that line has no advice."""
     if not any(line.code == MissedCode.NOT_SELECTED for line in missed):
         return fused
     kept = tuple(line for line in fused.missed if line.code != MissedCode.DENSE_MASK or line.hint)
@@ -647,13 +774,18 @@ def _block_of(anchor: str, decline: Decline) -> Block:
 
 
 def _no_gradient(first_reason: Decline) -> Decline:
-    """The decline of an attention in whose probabilities a gradient seems to read, by a target that has no operator for
-    it."""
+    """The decline of an attention in whose probabilities a gradient seems to read, by a target that
+    has no operator for it."""
     reason = (
-        f"{first_reason.reason}, as a gradient does, and the target has no operator for the gradient of an attention"
+        f"{first_reason.reason}, as a gradient does, and the target has no operator for the gradient "
+        "of an attention"
     )
-    takes = other_target("ort", "takes an attention together with its gradient, and so does --target ascend")
-    return Decline(first_reason.code, reason, first_reason.culprit, f"{takes}; {Code.TRAINING.advice}")
+    takes = other_target(
+        "ort", "takes an attention together with its gradient, and so does --target ascend"
+    )
+    return Decline(
+        first_reason.code, reason, first_reason.culprit, f"{takes}; {Code.TRAINING.advice}"
+    )
 
 
 def _in_function(call: ir.Node, softmax: str) -> Block:

@@ -11,12 +11,23 @@ from fa_compiler.atc.job import Job
 
 WITHOUT_KERNEL = frozenset(
     (
-        *("Bitcast", "ExpandDims", "Flatten", "FlattenV2", "Rank", "ReFormat", "Reshape", "Shape", "ShapeN", "Size"),
+        *(
+            "Bitcast",
+            "ExpandDims",
+            "Flatten",
+            "FlattenV2",
+            "Rank",
+            "ReFormat",
+            "Reshape",
+            "Shape",
+            "ShapeN",
+            "Size",
+        ),
         *("Squeeze", "SqueezeV2", "SqueezeV3", "Unsqueeze", "UnsqueezeV2", "UnsqueezeV3"),
     )
 )
-"""What GE does itself, without a kernel: kGeLocalOpType of its graph_pass_util, and kReuseInputOpTypes of the builder
-of its local operators. They move no number."""
+"""What GE does itself, without a kernel: kGeLocalOpType of its graph_pass_util, and
+kReuseInputOpTypes of the builder of its local operators. They move no number."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +41,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Layer:
-    """How many operators a layer has, the attention among them, and how many of these are kernels."""
+    """How many operators a layer has, the attention among them, and how many of these are
+    kernels."""
 
     operators: int
     kernels: int
@@ -38,21 +50,27 @@ class Layer:
 
 def layer_of(steps: Iterable[Step], job: Job) -> dict[str, int] | None:
     """One layer of a graph for the report; None where no fused attention follows on another one."""
-    found = layer(list(steps), {block.node for block in job.report.blocks if block.node and block.kind == "forward"})
+    found = layer(
+        list(steps),
+        {block.node for block in job.report.blocks if block.node and block.kind == "forward"},
+    )
     return None if found is None else asdict(found)
 
 
 def layer(steps: Sequence[Step], attentions: Collection[str]) -> Layer | None:
-    """The layer that most pairs of neighbouring attentions have between them, of operators in the order of computation.
-    None where no attention follows on another one."""
+    """The layer that most pairs of neighbouring attentions have between them, of operators in the
+    order of computation. None where no attention follows on another one."""
     places = [place for place, step in enumerate(steps) if step.name in attentions]
     pairs = pairwise(places)
-    counts = Counter(found for first, last in pairs if (found := _between(steps[first : last + 1])) is not None)
+    counts = Counter(
+        found for first, last in pairs if (found := _between(steps[first : last + 1])) is not None
+    )
     return counts.most_common(1)[0][0] if counts else None
 
 
 def _between(steps: Sequence[Step]) -> Layer | None:
-    """What lies on the ways from the first operator to the last one, without the first; None where there is no way."""
+    """What lies on the ways from the first operator to the last one, without the first; None where
+    there is no way."""
     reached, needed = {steps[0].name}, {steps[-1].name}
     for step in steps[1:]:
         if not reached.isdisjoint(step.sources):
@@ -61,4 +79,8 @@ def _between(steps: Sequence[Step]) -> Layer | None:
         if step.name in needed:
             needed.update(step.sources)
     found = [step for step in steps[1:] if step.name in reached and step.name in needed]
-    return Layer(len(found), sum(step.op_type not in WITHOUT_KERNEL for step in found)) if found else None
+    return (
+        Layer(len(found), sum(step.op_type not in WITHOUT_KERNEL for step in found))
+        if found
+        else None
+    )

@@ -19,7 +19,9 @@ from fa_compiler.passes.parallel.options import AUTO, AXES
 def _shapes(given: str | Mapping[str, Sequence[int]]) -> Sizes:
     if not isinstance(given, str):
         if single := [sizes for sizes in given.values() if not isinstance(sizes, Sequence)]:
-            raise InputError(f"the sizes of an input are a list such as (1, 128), not {single[0]!r}")
+            raise InputError(
+                f"the sizes of an input are a list such as (1, 128), not {single[0]!r}"
+            )
         given = ";".join(f"{name}:{','.join(map(str, sizes))}" for name, sizes in given.items())
     return parse_shapes(given)
 
@@ -28,16 +30,20 @@ def _gears(given: str | Sequence[Sequence[int]] | None) -> tuple[tuple[int, ...]
     if given is None:
         return ()
     if not isinstance(given, str):
-        if single := [group for group in given if isinstance(group, str) or not isinstance(group, Sequence)]:
-            raise InputError(f"a group of --dynamic-dims is a list such as (1, 128), not {single[0]!r}")
+        if single := [
+            group for group in given if isinstance(group, str) or not isinstance(group, Sequence)
+        ]:
+            raise InputError(
+                f"a group of --dynamic-dims is a list such as (1, 128), not {single[0]!r}"
+            )
         given = ";".join(",".join(map(str, group)) for group in given)
     return parse_gears(given)
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """One sequence on several ranks: their number, the method of each attention or "auto", and the dimension of inputs
-    that is the sequence (empty: as in the attentions)."""
+    """One sequence on several ranks: their number, the method of each attention or "auto", and the
+    dimension of inputs that is the sequence (empty: as in the attentions)."""
 
     ranks: int = field(
         metadata=told(
@@ -52,7 +58,8 @@ class Parallel:
     method: str = field(
         default=AUTO,
         metadata=told(
-            "how the ranks compute attention (default: the cheapest for each attention)", choices=(AUTO, *METHODS)
+            "how the ranks compute attention (default: the cheapest for each attention)",
+            choices=(AUTO, *METHODS),
         ),
     )
     axes: Mapping[str, int] = field(default_factory=dict, metadata=AXES)
@@ -62,13 +69,16 @@ class Parallel:
 class Request:
     """What the user asked for. The texts at the fields tell users what an option does.
 
-    `sizes` are the sizes of inputs by name, `gears` the groups of --dynamic_dims. With `parallel`, each of several
-    ranks gets a model.
+    `sizes` are the sizes of inputs by name, `gears` the groups of --dynamic_dims. With `parallel`,
+    each of several ranks gets a model.
     """
 
     soc: SocVersion = field(
         metadata=told(
-            "the product, as ATC names it, such as Ascend910B2", name="soc_version", metavar="S", read=soc_version
+            "the product, as ATC names it, such as Ascend910B2",
+            name="soc_version",
+            metavar="S",
+            read=soc_version,
         )
     )
     cann: str | None = field(
@@ -76,7 +86,9 @@ class Request:
     )
     route: str = field(
         default="air",
-        metadata=told("what is written: air (default), onnx or npu (fa-compiler docs ascend)", metavar="R"),
+        metadata=told(
+            "what is written: air (default), onnx or npu (fa-compiler docs ascend)", metavar="R"
+        ),
     )
     sizes: Mapping[str, Sequence[Size]] = field(
         default_factory=dict,
@@ -102,8 +114,12 @@ class Request:
             read=_gears,
         ),
     )
-    precision: str = field(default="origin", metadata=told("ATC's precision_mode_v2 (default origin)", metavar="P"))
-    single_op: bool = field(default=False, metadata=told("write a JSON file for each distinct fused operator, too"))
+    precision: str = field(
+        default="origin", metadata=told("ATC's precision_mode_v2 (default origin)", metavar="P")
+    )
+    single_op: bool = field(
+        default=False, metadata=told("write a JSON file for each distinct fused operator, too")
+    )
     only: str | None = field(
         default=None,
         metadata=told(
@@ -127,7 +143,8 @@ class Request:
 
 
 class AtcKeywords(TypedDict, total=False):
-    """The options of `atc` besides the SoC version as keywords of a function, with the types that users give."""
+    """The options of `atc` besides the SoC version as keywords of a function, with the types that
+    users give."""
 
     cann: str | None
     route: str
@@ -147,12 +164,14 @@ def request_of(soc_version: str, **given: Unpack[AtcKeywords]) -> Request:
     """The request from the values that users give.
 
     Raises:
-        InputError: the SoC version is unknown, a text does not have the form of its option, or an option for several
-            ranks is given without their number.
+        InputError: the SoC version is unknown, a text does not have the form of its option, or an
+            option for several ranks is given without their number.
     """
     values: dict[str, Any] = {"soc_version": soc_version, **given}
     assume = values.pop("assume", ())
-    parallel = _parallel({name: values.pop(name) for name in options_of(Parallel) if name in values})
+    parallel = _parallel(
+        {name: values.pop(name) for name in options_of(Parallel) if name in values}
+    )
     try:
         read = read_options(values, Request)
     except UnknownProduct as error:

@@ -29,8 +29,8 @@ def build(job: Job) -> RouteResult:
     """Write `model.air`, and `air_weight/` beside it if the weights are large.
 
     Raises:
-        InputError: a node has no counterpart in GE, the graph is too large for the format, or it cannot run with the
-            given sizes.
+        InputError: a node has no counterpart in GE, the graph is too large for the format, or it
+            cannot run with the given sizes.
         InternalError: the written file fails our own checks.
     """
     model = job.complete_model()
@@ -41,13 +41,27 @@ def build(job: Job) -> RouteResult:
     details = {
         "operators": operators_of(graph),
         "layer": layer_of(_steps(graph), job),
-        "outputs": [f"{source.op}:{source.index}" for op in ends for source in op.inputs if source is not None],
+        "outputs": [
+            f"{source.op}:{source.index}"
+            for op in ends
+            for source in op.inputs
+            if source is not None
+        ],
     }
-    return RouteResult(FILE, 1, inputs_of(graph), _fused(graph, job.request.cann), details, notes, _constants(graph))
+    return RouteResult(
+        FILE,
+        1,
+        inputs_of(graph),
+        _fused(graph, job.request.cann),
+        details,
+        notes,
+        _constants(graph),
+    )
 
 
 def _renamed(before: Sequence[str], after: Sequence[Input]) -> list[str]:
-    """A note on inputs that have other names in the file, because ATC's command line cannot name them."""
+    """A note on inputs that have other names in the file, because ATC's command line cannot name
+    them."""
     pairs = [(old, new.name) for old, new in zip(before, after, strict=True) if old != new.name]
     told = ", ".join(f"{old!r} is {new}" for old, new in pairs)
     return [f"inputs whose names ATC cannot read have other ones: {told}"] if pairs else []
@@ -56,8 +70,8 @@ def _renamed(before: Sequence[str], after: Sequence[Input]) -> list[str]:
 def convert(
     job: Job, model: ir.Model, path: Path, sizes: Mapping[str, Sequence[Size]] | None = None
 ) -> tuple[Model, list[str]]:
-    """Write a model as an `.air` file: its GE graph, and the notes of our checks. `sizes` are those of inputs that the
-    model leaves open. Raises as `build` does."""
+    """Write a model as an `.air` file: its GE graph, and the notes of our checks. `sizes` are those
+    of inputs that the model leaves open. Raises as `build` does."""
     try:
         graph = to_ge(model, input_shapes=dict(sizes or {}))
         _drop_newer_attributes(graph, job.request.cann)
@@ -65,24 +79,32 @@ def convert(
     except (UnmappedError, AirError, ValueError) as error:
         raise InputError(f"{job.loaded.name}: {one_line(error)}") from error
     diagnostics = check(path)
-    serious = [entry for entry in diagnostics if entry.severity is not Severity.NOTE or entry.rule == DECLARED.name]
+    serious = [
+        entry
+        for entry in diagnostics
+        if entry.severity is not Severity.NOTE or entry.rule == DECLARED.name
+    ]
     misfit = next((entry for entry in serious if entry.rule == INFERENCE.name), None)
     if misfit is not None:
         raise job.size_error(misfit.node, misfit.message)
     if serious:
-        raise InternalError(f"{job.loaded.name}: the .air is not well formed ({serious[0].rule}): {serious[0]}")
+        raise InternalError(
+            f"{job.loaded.name}: the .air is not well formed ({serious[0].rule}): {serious[0]}"
+        )
     return graph, [str(diagnostic) for diagnostic in diagnostics]
 
 
 def _drop_newer_attributes(graph: Model, cann: str | None) -> None:
-    """Leave out the attributes that the prototypes of a CANN version do not have. The optimisation was for this
-    version, so they have their defaults. Raises ValueError for one that does not."""
+    """Leave out the attributes that the prototypes of a CANN version do not have. The optimisation
+    was for this version, so they have their defaults. Raises ValueError for one that does not."""
     older = {} if cann is None else _prototypes(cann)
     for op in (op for part in graph.graphs for op in part.ops if op.type in older):
         for name, default in later_attrs(older[op.type]).items():
             attr = op.attrs.pop(name, None)
             if attr is not None and attr.value != default:
-                raise ValueError(f"{op.name}: {op.type} of CANN {cann} has no attribute {name}, which is set")
+                raise ValueError(
+                    f"{op.name}: {op.type} of CANN {cann} has no attribute {name}, which is set"
+                )
 
 
 def _prototypes(cann: str) -> dict[str, OpSpec]:
@@ -125,8 +147,14 @@ def _constants(graph: Model) -> dict[str, dict[str, Weight]]:
         for op in part.ops:
             if op.type in names():
                 pairs = zip(op.input_descs, op.inputs, strict=False)
-                known = {desc.name: weights.get(source.op) for desc, source in pairs if source is not None}
-                values[op.name] = {name: weight for name, weight in known.items() if isinstance(weight, Weight)}
+                known = {
+                    desc.name: weights.get(source.op)
+                    for desc, source in pairs
+                    if source is not None
+                }
+                values[op.name] = {
+                    name: weight for name, weight in known.items() if isinstance(weight, Weight)
+                }
     return values
 
 

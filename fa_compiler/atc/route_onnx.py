@@ -1,6 +1,7 @@
 """Routes `onnx` and `npu`: a model for ATC's ONNX parser.
 
-`onnx` writes the source of a parser plugin for the fused operators; `npu` uses operators that the parser knows.
+`onnx` writes the source of a parser plugin for the fused operators; `npu` uses operators that the
+parser knows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from fa_compiler.checks import checker
 from fa_compiler.errors import InputError, InternalError
 from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Severity
 from fa_compiler.lowering.ascend.graph import Op
-from fa_compiler.lowering.ascend.onnx_route import UnsupportedModel, lower, only_known_entries, plugin
+from fa_compiler.lowering.ascend.onnx_route import (
+    UnsupportedModel,
+    lower,
+    only_known_entries,
+    plugin,
+)
 from fa_compiler.lowering.ascend.onnx_route.check import check
 from fa_compiler.lowering.ascend.onnx_route.errors import grouped
 from fa_compiler.lowering.ascend.onnx_route.fused import fused_ops
@@ -44,8 +50,8 @@ def build(job: Job) -> RouteResult:
     """Write `model.onnx` with the fused nodes in our domain, and the source of the plugin for them.
 
     Raises:
-        InputError: the parser does not take a node, which has no older form either, or the model cannot run with the
-            given sizes.
+        InputError: the parser does not take a node, which has no older form either, or the model
+            cannot run with the given sizes.
         InternalError: the written file fails our own checks.
     """
     _check_sizes(job)
@@ -58,35 +64,44 @@ def build(job: Job) -> RouteResult:
         (job.folder / PLUGIN).mkdir()
         for name, text in plugin.files(used, job.request.cann).items():
             (job.folder / PLUGIN / name).write_text(text, encoding="utf-8", newline="\n")
-        before.append(f"build and install ATC's plugin for {', '.join(used)}, as {PLUGIN}/README.md says")
+        before.append(
+            f"build and install ATC's plugin for {', '.join(used)}, as {PLUGIN}/README.md says"
+        )
     return _written(job, model, fused, notes, before)
 
 
 def build_npu(job: Job) -> RouteResult:
-    """Write `model.onnx` with the fused nodes as operators for which the parser brings its own plugins.
+    """Write `model.onnx` with the fused nodes as operators for which the parser brings its own
+    plugins.
 
     Raises:
-        InputError: an attention has no such form, the parser does not take a node, or the model cannot run with the
-            given sizes.
+        InputError: an attention has no such form, the parser does not take a node, or the model
+            cannot run with the given sizes.
         InternalError: the written file fails our own checks.
     """
     _check_sizes(job)
     (model, notes), request = _model(job), job.request
-    options = make_options("ascend", soc_version=request.soc.name, cann=request.cann, assume=request.assume)
+    options = make_options(
+        "ascend", soc_version=request.soc.name, cann=request.cann, assume=request.assume
+    )
     try:
         prompts = to_prompts(model, options)
         fused = _fused(model)
         written = to_npu(model, EMPTY_BIAS in options.assume)
     except UnsupportedModel as error:
         message = str(_input_error(job, error))
-        raise InputError(message if OTHER_ROUTES in message else f"{message}; try {OTHER_ROUTES}") from None
+        raise InputError(
+            message if OTHER_ROUTES in message else f"{message}; try {OTHER_ROUTES}"
+        ) from None
     job.report.blocks = [_as_written(block, prompts, written) for block in job.report.blocks]
     job.report.around = [_around_as_written(line, written) for line in job.report.around]
     _lower(job, model)
     return _written(job, model, fused, notes)
 
 
-def _as_written(block: Block, prompts: Mapping[str, Replaced], written: Mapping[str, Replaced]) -> Block:
+def _as_written(
+    block: Block, prompts: Mapping[str, Replaced], written: Mapping[str, Replaced]
+) -> Block:
     """A block of the report with the node that the file has for it."""
     name = block.node or ""
     steps = [prompts[name]] if name in prompts else []
@@ -95,7 +110,9 @@ def _as_written(block: Block, prompts: Mapping[str, Replaced], written: Mapping[
         return block
     steps.append(written[name])
     assumed = dict.fromkeys((*block.assumed, *(word for step in steps for word in step.assumed)))
-    return replace(block, op=steps[-1].op, node=steps[-1].node, layout=steps[-1].layout, assumed=tuple(assumed))
+    return replace(
+        block, op=steps[-1].op, node=steps[-1].node, layout=steps[-1].layout, assumed=tuple(assumed)
+    )
 
 
 def _around_as_written(line: Around, written: Mapping[str, Replaced]) -> Around:
@@ -107,8 +124,8 @@ def _around_as_written(line: Around, written: Mapping[str, Replaced]) -> Around:
 def _check_sizes(job: Job) -> None:
     """Raise InputError for sizes with which the model cannot run.
 
-    These routes write no GE graph. The sizes are checked by GE's shape inference, if the model can be converted to a
-    GE graph at all, and by ONNX's. The model is not changed.
+    These routes write no GE graph. The sizes are checked by GE's shape inference, if the model can
+    be converted to a GE graph at all, and by ONNX's. The model is not changed.
     """
     check_inference(job, job.request.sizes)
     problem = checker.fault(job.loaded.proto, full=True, declared=False)
@@ -117,7 +134,8 @@ def _check_sizes(job: Job) -> None:
 
 
 def _model(job: Job) -> tuple[ir.Model, list[str]]:
-    """The model without declared shapes that contradict its nodes, and the report's sentences about these shapes."""
+    """The model without declared shapes that contradict its nodes, and the report's sentences about
+    these shapes."""
     model = job.model()
     graphs = remember_versions(model)
     return model, correct_shapes(graphs, analyse(model))
@@ -139,7 +157,9 @@ def _input_error(job: Job, error: UnsupportedModel) -> InputError:
     return InputError(f"{job.loaded.name}: {'; '.join(grouped(error.problems))}")
 
 
-def _written(job: Job, model: ir.Model, fused: list[Op], notes: list[str], before: Sequence[str] = ()) -> RouteResult:
+def _written(
+    job: Job, model: ir.Model, fused: list[Op], notes: list[str], before: Sequence[str] = ()
+) -> RouteResult:
     proto = ir.to_proto(model)
     only_known_entries(proto)
     problem = checker.fault(proto, full=True)
@@ -152,7 +172,9 @@ def _written(job: Job, model: ir.Model, fused: list[Op], notes: list[str], befor
     diagnostics = check(job.folder / FILE)
     serious = [diagnostic for diagnostic in diagnostics if diagnostic.severity is not Severity.NOTE]
     if serious:
-        raise InternalError(f"{job.loaded.name}: ATC would not take the model ({serious[0].rule}): {serious[0]}")
+        raise InternalError(
+            f"{job.loaded.name}: ATC would not take the model ({serious[0].rule}): {serious[0]}"
+        )
     notes += _open(diagnostics)
     details = {
         "opset": next(entry.version for entry in proto.opset_import if not entry.domain),
@@ -164,14 +186,18 @@ def _written(job: Job, model: ir.Model, fused: list[Op], notes: list[str], befor
 
 
 def _steps(graph: onnx.GraphProto) -> Iterator[Step]:
-    """The nodes of the main graph, with those that they read. ATC's parser makes several operators of some of them."""
+    """The nodes of the main graph, with those that they read. ATC's parser makes several operators
+    of some of them."""
     makers = {value: node.name for node in graph.node for value in node.output}
     for node in graph.node:
-        yield Step(node.name, node.op_type, [makers[value] for value in node.input if value in makers])
+        yield Step(
+            node.name, node.op_type, [makers[value] for value in node.input if value in makers]
+        )
 
 
 def _open(diagnostics: Sequence[FileDiagnostic]) -> list[str]:
-    """One sentence for each thing that the check of the written file leaves open, with the first nodes."""
+    """One sentence for each thing that the check of the written file leaves open, with the first
+    nodes."""
     nodes: dict[str, list[str]] = {}
     for diagnostic in diagnostics:
         nodes.setdefault(f"{diagnostic.message}; {diagnostic.hint}", []).append(diagnostic.node)
@@ -185,6 +211,10 @@ def _inputs(proto: onnx.ModelProto, job: Job) -> list[Input]:
             problem = f"the name of the input {value.name!r} holds ';', which ends a name in ATC's --input_shape"
             raise InputError(f"{job.loaded.name}: {problem}; rename it, or use --route air")
     return [
-        Input(value.name, from_onnx(value.type.tensor_type.elem_type) or "", tuple(sizes.get(value.name, ())))
+        Input(
+            value.name,
+            from_onnx(value.type.tensor_type.elem_type) or "",
+            tuple(sizes.get(value.name, ())),
+        )
         for value in graph_inputs(proto)
     ]

@@ -1,7 +1,9 @@
-"""`--sequence-parallel`: one `.air` for each rank, and the two files with which ATC compiles them together.
+"""`--sequence-parallel`: one `.air` for each rank, and the two files with which ATC compiles them
+together.
 
-The fields of these files are those that the documents of ATC and DataFlow describe (CANN 8.0 to 8.5). They name one
-node with a device for each rank. Only the user knows the address and port of the node, and which devices it has.
+The fields of these files are those that the documents of ATC and DataFlow describe (CANN 8.0 to
+8.5). They name one node with a device for each rank. Only the user knows the address and port of
+the node, and which devices it has.
 """
 
 from __future__ import annotations
@@ -62,13 +64,17 @@ def check(request: Request, parallel: Parallel) -> None:
     if request.route != "air":
         raise InputError(f"--sequence-parallel goes with --route air, not {request.route}")
     if request.gears:
-        raise InputError("--sequence-parallel needs fixed sizes, so it does not go with --dynamic-dims")
+        raise InputError(
+            "--sequence-parallel needs fixed sizes, so it does not go with --dynamic-dims"
+        )
     if request.single_op:
         raise InputError(
             "--single-op does not go with --sequence-parallel; write the operators of the model without it"
         )
     if not _has(request.soc.name, op_registry.GRAPH_OP, None):
-        raise InputError(f"--sequence-parallel needs {op_registry.GRAPH_OP}, which {request.soc.name} does not have")
+        raise InputError(
+            f"--sequence-parallel needs {op_registry.GRAPH_OP}, which {request.soc.name} does not have"
+        )
 
 
 def check_sizes(request: Request) -> None:
@@ -85,15 +91,21 @@ def build(job: Job) -> RouteResult:
     """Write the folder of the ranks' models and the two files.
 
     Raises:
-        InputError: the model cannot be divided, the number of tokens cannot be divided by the ranks, a node has no
-            counterpart in GE, or the calls of a rank break a constraint of the product.
+        InputError: the model cannot be divided, the number of tokens cannot be divided by the
+            ranks, a node has no counterpart in GE, or the calls of a rank break a constraint of the
+            product.
         InternalError: a written file fails our own checks.
     """
     parallel = job.request.parallel
     assert parallel is not None
-    sizes = {name: [size for size in shape if isinstance(size, int)] for name, shape in job.request.sizes.items()}
+    sizes = {
+        name: [size for size in shape if isinstance(size, int)]
+        for name, shape in job.request.sizes.items()
+    }
     no_ring = _no_ring(job.request)
-    options = ParallelOptions(parallel.ranks, parallel.method, parallel.axes, sizes=sizes, no_ring=no_ring)
+    options = ParallelOptions(
+        parallel.ranks, parallel.method, parallel.axes, sizes=sizes, no_ring=no_ring
+    )
     (job.folder / FOLDER).mkdir()
     first: Model | None = None
     notes: dict[str, None] = {}
@@ -103,9 +115,13 @@ def build(job: Job) -> RouteResult:
                 raise Refusal(NO_TRAINING, None)
             model, report = shard(job.model(), options)
             if report.caches:
-                raise Refusal("caches have no form for single ranks; shard writes one for ranks of MPI", None)
+                raise Refusal(
+                    "caches have no form for single ranks; shard writes one for ranks of MPI", None
+                )
             length = length_of(report, sizes)
-            ranks = [Rank(number, report.ranks, report.order, length) for number in range(report.ranks)]
+            ranks = [
+                Rank(number, report.ranks, report.order, length) for number in range(report.ranks)
+            ]
             for rank in ranks:
                 own = rank_graph(model, report, rank, sizes, job.request.cann)
                 _verify(job, own)
@@ -145,14 +161,16 @@ def _sizes_by_name(proto: onnx.ModelProto, sizes: Mapping[str, Sequence[int]]) -
     return {
         dim.dim_param: size
         for value in graph_inputs(proto)
-        for dim, size in zip(value.type.tensor_type.shape.dim, sizes.get(value.name, ()), strict=False)
+        for dim, size in zip(
+            value.type.tensor_type.shape.dim, sizes.get(value.name, ()), strict=False
+        )
         if dim.dim_param
     }
 
 
 def _with_numbers(block: Block, known: Mapping[str, int]) -> Block:
-    """A block of the report, in which products of known sizes, and sums of them, are numbers. The fusion has seen the
-    model with open sizes, by whose names the sequence is found."""
+    """A block of the report, in which products of known sizes, and sums of them, are numbers. The
+    fusion has seen the model with open sizes, by whose names the sequence is found."""
     if not known or not block.missed:
         return block
     name = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
@@ -165,10 +183,14 @@ def _with_numbers(block: Block, known: Mapping[str, int]) -> Block:
         text = terms.sub(number, part[0])
         if re.fullmatch(r" *\d+(?: [+-] \d+)+", text) is None:
             return text
-        return f" {sum(int(term.replace(' ', '')) for term in re.findall(r'(?:[+-] )?[0-9]+', text))}"
+        return (
+            f" {sum(int(term.replace(' ', '')) for term in re.findall(r'(?:[+-] )?[0-9]+', text))}"
+        )
 
     def told(missed: Missed) -> Missed:
-        return replace(missed, reason=re.sub(r"[^:;]*(?= (?:bytes|elements) are )", count, missed.reason))
+        return replace(
+            missed, reason=re.sub(r"[^:;]*(?= (?:bytes|elements) are )", count, missed.reason)
+        )
 
     return replace(block, missed=tuple(map(told, block.missed)))
 
@@ -205,8 +227,8 @@ def _no_ring(request: Request) -> str:
 
 
 def _verify(job: Job, model: ir.Model) -> None:
-    """Check the operators of a rank against the constraints of the product. They have other sizes than those of the
-    whole model, which were checked before."""
+    """Check the operators of a rank against the constraints of the product. They have other sizes
+    than those of the whole model, which were checked before."""
     info = analyse(model)
     soc, cann = job.request.soc.name, job.request.cann
     for node in registry_nodes(model):
@@ -223,7 +245,10 @@ def _file(rank: Rank) -> str:
 
 def _described(rank: Rank) -> dict[str, Any]:
     """A rank's model, and the first and the last token of each of its chunks."""
-    return {"file": f"{FOLDER}/{_file(rank)}", "tokens": [[start, stop - 1] for start, stop in rank.chunks]}
+    return {
+        "file": f"{FOLDER}/{_file(rank)}",
+        "tokens": [[start, stop - 1] for start, stop in rank.chunks],
+    }
 
 
 def _lines(report: ShardReport) -> list[str]:
@@ -275,13 +300,17 @@ def _cluster(request: Request, ranks: Sequence[Rank]) -> dict[str, Any]:
 
 
 def _relation(ranks: Sequence[Rank]) -> dict[str, Any]:
-    """Which model runs on which device, and the table of the ranks, as --model_relation_config takes them. The group of
-    all ranks follows from the table; groups of some ranks would be named here, too."""
+    """Which model runs on which device, and the table of the ranks, as --model_relation_config
+    takes them. The group of all ranks follows from the table; groups of some ranks would be named
+    here, too."""
     numbers = [(_file(rank), rank.number) for rank in ranks]
     return {
         "deploy_config": [
-            {"submodel_name": file, "deploy_device_id_list": f"0:0:{number}"} for file, number in numbers
+            {"submodel_name": file, "deploy_device_id_list": f"0:0:{number}"}
+            for file, number in numbers
         ],
-        "model_name_to_instance_id": [{"submodel_name": file, "model_instance_id": number} for file, number in numbers],
+        "model_name_to_instance_id": [
+            {"submodel_name": file, "model_instance_id": number} for file, number in numbers
+        ],
         "rank_table": [{"rank_id": number, "model_instance_id": number} for _, number in numbers],
     }

@@ -1,4 +1,5 @@
-"""One run of `fa-compiler atc`: check the request, set the sizes, optimise, write the model, add the other files."""
+"""One run of `fa-compiler atc`: check the request, set the sizes, optimise, write the model, add
+the other files."""
 
 from __future__ import annotations
 
@@ -51,24 +52,29 @@ ROUTES: dict[str, Route] = {
     "onnx": route_onnx.build,
     NPU: route_onnx.build_npu,
 }
-"""The routes from an optimised model to ATC, by the value of --route; the first is the default. **Add a route**: one
-function, one row."""
+"""The routes from an optimised model to ATC, by the value of --route; the first is the default.
+**Add a route**: one function, one row."""
 
 
 @takes(AtcKeywords, Options, Request, Parallel)
 def compile_for_atc(
-    model: ModelLike, output: str | os.PathLike[str], soc_version: str, **options: Unpack[AtcKeywords]
+    model: ModelLike,
+    output: str | os.PathLike[str],
+    soc_version: str,
+    **options: Unpack[AtcKeywords],
 ) -> Report:
     """Fuse the attention of a model for an Ascend product, and write a folder that ATC compiles.
 
     Args:
-        model: a path, bytes, an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of torch.onnx.export.
+        model: a path, bytes, an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of
+            torch.onnx.export.
         output: a new or empty folder.
         soc_version: the product as ATC names it, such as "Ascend910B2".
         **options: the fields of `Request`.
 
     Raises:
-        InputError: the request is impossible, or the model or the folder is at fault; nothing was written.
+        InputError: the request is impossible, or the model or the folder is at fault; nothing was
+            written.
         InternalError: the result failed our own checks; nothing was written.
     """
     with names_of_python(Options, Request, Parallel):
@@ -82,7 +88,8 @@ def run(
     """Write the folder for a model. It appears only if everything succeeded.
 
     Raises:
-        InputError: the request is impossible, or the model or the folder is at fault; nothing was written.
+        InputError: the request is impossible, or the model or the folder is at fault; nothing was
+            written.
         InternalError: the result failed our own checks; nothing was written.
     """
     check_request(request)
@@ -96,14 +103,17 @@ def run(
         only=request.only,
         join_weights=request.join_weights,
     )
-    options = dataclasses.replace(options, parser_plugins=request.route == NPU, divided=parallel is not None)
+    options = dataclasses.replace(
+        options, parser_plugins=request.route == NPU, divided=parallel is not None
+    )
     loaded = load(model)
     refuse_sharded(loaded.proto, loaded.name)
     _check_types(loaded.proto, request.soc, loaded.name)
     check_gears(request.gears, request.sizes, 256 if request.soc.has_hifloat8 else 100)
     fixed = fix(loaded.proto, request.sizes, loaded.name)
     sizes = complete(fixed, request.sizes, request.gears, loaded.name, may_be_open=parallel is None)
-    if parallel is None:  # the ranks' graphs get their sizes after the sequence was found by the names of its sizes
+    # the ranks' graphs get their sizes after the sequence was found by the names of its sizes
+    if parallel is None:
         loaded = dataclasses.replace(loaded, proto=fixed)
     gears = gears_of_model(request.gears, request.sizes, sizes)
     check_symbols(fixed, sizes, gears)
@@ -150,15 +160,21 @@ def check_request(request: Request) -> None:
         product(soc.name)
     except UnknownProduct:
         families = ", ".join(f"{entry.name} ({entry.title})" for entry in PRODUCTS)
-        raise InputError(f"no attention operators are known for {soc.name}; known families are {families}") from None
+        raise InputError(
+            f"no attention operators are known for {soc.name}; known families are {families}"
+        ) from None
     if precision not in PRECISIONS:
-        raise InputError(f"unknown precision {precision!r}; ATC's --precision_mode_v2 takes {', '.join(PRECISIONS)}")
+        raise InputError(
+            f"unknown precision {precision!r}; ATC's --precision_mode_v2 takes {', '.join(PRECISIONS)}"
+        )
     if precision == "mixed_bfloat16" and not soc.has_bfloat16:
         raise InputError(
             f"{soc.name} has no bfloat16, which --precision {precision} needs; use origin or mixed_float16"
         )
     if precision in ("cube_hif8", "mixed_hif8") and not soc.has_hifloat8:
-        raise InputError(f"{soc.name} has no HiFloat8, which --precision {precision} needs; use origin or fp16")
+        raise InputError(
+            f"{soc.name} has no HiFloat8, which --precision {precision} needs; use origin or fp16"
+        )
     if request.parallel is not None:
         route_ranks.check(request, request.parallel)
 
@@ -166,10 +182,15 @@ def check_request(request: Request) -> None:
 def _check_types(proto: onnx.ModelProto, soc: SocVersion, name: str) -> None:
     if soc.has_bfloat16:
         return
-    for tensor in (*proto.graph.initializer, *(value.type.tensor_type for value in proto.graph.input)):
+    for tensor in (
+        *proto.graph.initializer,
+        *(value.type.tensor_type for value in proto.graph.input),
+    ):
         number = tensor.data_type if isinstance(tensor, onnx.TensorProto) else tensor.elem_type
         if number == onnx.TensorProto.BFLOAT16:
-            raise InputError(f"{name} holds bfloat16, which {soc.name} does not have; convert the model to float16")
+            raise InputError(
+                f"{name} holds bfloat16, which {soc.name} does not have; convert the model to float16"
+            )
 
 
 def _report(job: Job, built: RouteResult, words: list[str]) -> dict[str, object]:
@@ -185,7 +206,11 @@ def _report(job: Job, built: RouteResult, words: list[str]) -> dict[str, object]
         "command": words,
         "files": [],
         "inputs": [
-            {"name": entry.name, "type": entry.dtype, "shape": atc_text({entry.name: entry.sizes}).rpartition(":")[2]}
+            {
+                "name": entry.name,
+                "type": entry.dtype,
+                "shape": atc_text({entry.name: entry.sizes}).rpartition(":")[2],
+            }
             for entry in built.inputs
         ],
         **built.details,

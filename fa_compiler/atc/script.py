@@ -20,8 +20,8 @@ PRECISIONS = (
     "cube_hif8",
     "mixed_hif8",
 )
-"""The values of ATC's --precision_mode_v2. ATC's default, fp16, converts bfloat16 and float32 to float16; our default,
-origin, keeps the model's types."""
+"""The values of ATC's --precision_mode_v2. ATC's default, fp16, converts bfloat16 and float32 to
+float16; our default, origin, keeps the model's types."""
 
 
 def command(request: Request, built: RouteResult) -> list[str]:
@@ -29,7 +29,10 @@ def command(request: Request, built: RouteResult) -> list[str]:
     stem = re.sub(r"\.[a-z]+$", "", built.model)
     sizes = {entry.name: entry.sizes for entry in built.inputs}
     if request.gears:
-        sizes = {name: tuple(size if isinstance(size, int) else (1, -1) for size in row) for name, row in sizes.items()}
+        sizes = {
+            name: tuple(size if isinstance(size, int) else (1, -1) for size in row)
+            for name, row in sizes.items()
+        }
     words = [
         "atc",
         "--mode=0",
@@ -43,12 +46,15 @@ def command(request: Request, built: RouteResult) -> list[str]:
     if sizes and not built.cluster:  # the files of the ranks hold their sizes
         words.append(f"--input_shape={atc_text(sizes)}")
     if request.gears:
-        words.append(f"--dynamic_dims={';'.join(','.join(map(str, group)) for group in request.gears)}")
+        words.append(
+            f"--dynamic_dims={';'.join(','.join(map(str, group)) for group in request.gears)}"
+        )
     return [*words, "--log=error"]
 
 
 def script(title: str, commands: Sequence[Sequence[str]], before: Sequence[str] = ()) -> str:
-    """A shell script that runs commands in its own folder. The script's own arguments are passed to each of them.
+    """A shell script that runs commands in its own folder. The script's own arguments are passed to
+    each of them.
 
     `before` are steps that the user takes first. The script names them in comments.
     """

@@ -1,4 +1,5 @@
-"""The sizes of inputs: set in a model before it is optimised, and requested where they are missing."""
+"""The sizes of inputs: set in a model before it is optimised, and requested where they are
+missing."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from fa_compiler.protos.subgraphs import graph_inputs, graphs_below
 def check_gears(gears: Sequence[Sequence[int]], sizes: Sizes, most: int) -> None:
     """Raise InputError for gears that break ATC's rules for --dynamic_dims.
 
-    Each group has one value for each -1 of --input_shape, no input has a range, and there are 2 to `most` different
-    groups.
+    Each group has one value for each -1 of --input_shape, no input has a range, and there are 2 to
+    `most` different groups.
     """
     if not gears:
         return
@@ -27,25 +28,37 @@ def check_gears(gears: Sequence[Sequence[int]], sizes: Sizes, most: int) -> None
         raise InputError("--dynamic-dims goes with -1 in --input-shape, and no size there is -1")
     if any(len(group) != len(bounds) for group in gears):
         wanted = "1 size" if len(bounds) == 1 else f"{len(bounds)} sizes"
-        raise InputError(f"--dynamic-dims needs {wanted} in each group, one for each -1 of --input-shape")
+        raise InputError(
+            f"--dynamic-dims needs {wanted} in each group, one for each -1 of --input-shape"
+        )
     if not 2 <= len(gears) <= most or len({*map(tuple, gears)}) != len(gears):
         found = len({*map(tuple, gears)})
-        raise InputError(f"--dynamic-dims needs 2 to {most} groups, all of them different; found {found} different")
+        raise InputError(
+            f"--dynamic-dims needs 2 to {most} groups, all of them different; found {found} different"
+        )
 
 
 def with_gears(sizes: Sizes, gears: Sequence[Sequence[int]]) -> dict[str, tuple[Size, ...]]:
-    """The sizes, with each -1 replaced by the smallest and the largest size that the gears give it."""
+    """The sizes, with each -1 replaced by the smallest and the largest size that the gears give
+    it."""
     columns = iter(zip(*gears, strict=True))
     filled: dict[str, tuple[Size, ...]] = {}
     for name, shape in sizes.items():
-        filled[name] = tuple(_bounds(next(columns)) if gears and isinstance(size, tuple) else size for size in shape)
+        filled[name] = tuple(
+            _bounds(next(columns)) if gears and isinstance(size, tuple) else size for size in shape
+        )
     return filled
 
 
-def gears_of_model(gears: Sequence[Sequence[int]], given: Sizes, full: Sizes) -> tuple[tuple[int, ...], ...]:
-    """The gears in the order of the model's inputs, which ATC expects. The user's gears follow --input-shape."""
+def gears_of_model(
+    gears: Sequence[Sequence[int]], given: Sizes, full: Sizes
+) -> tuple[tuple[int, ...], ...]:
+    """The gears in the order of the model's inputs, which ATC expects. The user's gears follow
+    --input-shape."""
     columns = dict(zip(_dynamic_axes(given), zip(*gears, strict=True), strict=False))
-    return tuple(zip(*(columns[place] for place in _dynamic_axes(full)), strict=True)) if gears else ()
+    return (
+        tuple(zip(*(columns[place] for place in _dynamic_axes(full)), strict=True)) if gears else ()
+    )
 
 
 def check_symbols(proto: onnx.ModelProto, sizes: Sizes, gears: Sequence[Sequence[int]]) -> None:
@@ -67,9 +80,16 @@ def check_symbols(proto: onnx.ModelProto, sizes: Sizes, gears: Sequence[Sequence
                 )
 
 
-def extreme_groups(sizes: Sizes, gears: Sequence[Sequence[int]]) -> list[dict[str, tuple[int, ...]]]:
-    """The sizes of all inputs in those groups of gears that have the smallest or the largest size of an axis."""
-    ends = {end(gears, key=lambda group: group[column]) for column in range(len(gears[0])) for end in (min, max)}
+def extreme_groups(
+    sizes: Sizes, gears: Sequence[Sequence[int]]
+) -> list[dict[str, tuple[int, ...]]]:
+    """The sizes of all inputs in those groups of gears that have the smallest or the largest size
+    of an axis."""
+    ends = {
+        end(gears, key=lambda group: group[column])
+        for column in range(len(gears[0]))
+        for end in (min, max)
+    }
     filled = []
     for group in ends:
         values = iter(group)
@@ -84,7 +104,12 @@ def extreme_groups(sizes: Sizes, gears: Sequence[Sequence[int]]) -> list[dict[st
 
 def _dynamic_axes(sizes: Sizes) -> list[tuple[str, int]]:
     """Input and axis of each size that is not fixed."""
-    return [(name, axis) for name, shape in sizes.items() for axis, size in enumerate(shape) if isinstance(size, tuple)]
+    return [
+        (name, axis)
+        for name, shape in sizes.items()
+        for axis, size in enumerate(shape)
+        if isinstance(size, tuple)
+    ]
 
 
 def _bounds(column: Sequence[int]) -> Size:
@@ -94,16 +119,19 @@ def _bounds(column: Sequence[int]) -> Size:
 def _refuse_name(key: str, inputs: Sequence[str], name: str) -> NoReturn:
     """Two inputs with a comma between them look like one with a strange name."""
     if any(key.startswith(f"{other}:") for other in inputs):
-        raise InputError(f"--input-shape {key!r}: between two inputs stands ';', as in a:1,128;b:1,128")
+        raise InputError(
+            f"--input-shape {key!r}: between two inputs stands ';', as in a:1,128;b:1,128"
+        )
     raise InputError(f"{name} has no input {key!r}; its inputs are {', '.join(inputs)}")
 
 
 def fix(proto: onnx.ModelProto, sizes: Sizes, name: str) -> onnx.ModelProto:
-    """A copy of a model with the fixed sizes in its inputs. A symbol that gets a size gets it everywhere.
+    """A copy of a model with the fixed sizes in its inputs. A symbol that gets a size gets it
+    everywhere.
 
     Raises:
-        InputError: the model has no such input, the input has another rank or size, one symbol gets two sizes, or an
-            input is not a tensor.
+        InputError: the model has no such input, the input has another rank or size, one symbol gets
+            two sizes, or an input is not a tensor.
     """
     fixed = onnx.ModelProto()
     fixed.CopyFrom(proto)
@@ -112,12 +140,16 @@ def fix(proto: onnx.ModelProto, sizes: Sizes, name: str) -> onnx.ModelProto:
         kind = value.type.WhichOneof("value")
         if kind not in (None, "tensor_type"):
             what = kind.removesuffix("_type").replace("_", " ")
-            raise InputError(f"{name}: the input {value.name!r} has the type {what!r}, and ATC takes only tensors")
+            raise InputError(
+                f"{name}: the input {value.name!r} has the type {what!r}, and ATC takes only tensors"
+            )
     given: dict[str, Size] = {}
     for key, shape in sizes.items():
         if key not in inputs:
             if key in {tensor.name for tensor in proto.graph.initializer}:
-                raise InputError(f"{name}: {key!r} has a value in the model, so it is no input for ATC; leave it out")
+                raise InputError(
+                    f"{name}: {key!r} has a value in the model, so it is no input for ATC; leave it out"
+                )
             _refuse_name(key, [*inputs], name)
         _fix_input(inputs[key], shape, given, name)
     symbols = {symbol: size for symbol, size in given.items() if isinstance(size, int)}
@@ -129,7 +161,9 @@ def fix(proto: onnx.ModelProto, sizes: Sizes, name: str) -> onnx.ModelProto:
     return fixed
 
 
-def _fix_input(value: onnx.ValueInfoProto, shape: Sequence[Size], given: dict[str, Size], name: str) -> None:
+def _fix_input(
+    value: onnx.ValueInfoProto, shape: Sequence[Size], given: dict[str, Size], name: str
+) -> None:
     """Set the fixed sizes of one input. `given` are the sizes that symbols have been given."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
@@ -138,12 +172,16 @@ def _fix_input(value: onnx.ValueInfoProto, shape: Sequence[Size], given: dict[st
             tensor.shape.dim.add()
     if len(tensor.shape.dim) != len(shape):
         rank = len(tensor.shape.dim)
-        raise InputError(f"{name}: input {value.name!r} has {rank} dimensions, --input-shape {len(shape)}")
+        raise InputError(
+            f"{name}: input {value.name!r} has {rank} dimensions, --input-shape {len(shape)}"
+        )
     for axis, (dim, size) in enumerate(zip(tensor.shape.dim, shape, strict=True)):
         if dim.HasField("dim_value"):
             if size != dim.dim_value:
                 found = f"the size {dim.dim_value} where --input-shape has {atc_size(size)} (axis {axis})"
-                raise InputError(f"{name}: input {value.name!r} has {found}: the model fixes this size")
+                raise InputError(
+                    f"{name}: input {value.name!r} has {found}: the model fixes this size"
+                )
             continue
         if dim.dim_param and (known := given.setdefault(dim.dim_param, size)) != size:
             raise InputError(
@@ -155,14 +193,19 @@ def _fix_input(value: onnx.ValueInfoProto, shape: Sequence[Size], given: dict[st
 
 
 def complete(
-    proto: onnx.ModelProto, sizes: Sizes, gears: Sequence[Sequence[int]], name: str, may_be_open: bool
+    proto: onnx.ModelProto,
+    sizes: Sizes,
+    gears: Sequence[Sequence[int]],
+    name: str,
+    may_be_open: bool,
 ) -> dict[str, tuple[Size, ...]]:
-    """The sizes of all inputs: those of the model, and those that the user gave for its dynamic sizes. Gears give the
-    bounds of each -1. The error asks for numbers alone, unless sizes `may_be_open`, and for no range beside gears.
+    """The sizes of all inputs: those of the model, and those that the user gave for its dynamic
+    sizes. Gears give the bounds of each -1. The error asks for numbers alone, unless sizes
+    `may_be_open`, and for no range beside gears.
 
     Raises:
-        InputError: the user gave nothing for a dynamic size. The message holds an --input-shape to fill in, with what
-            the user gave.
+        InputError: the user gave nothing for a dynamic size. The message holds an --input-shape to
+            fill in, with what the user gave.
     """
     bounds = with_gears(sizes, gears)
     full: dict[str, tuple[Size, ...]] = {}

@@ -1,4 +1,5 @@
-"""Files for `atc --singleop`: one for each distinct fused operator of a model, or one from the command line."""
+"""Files for `atc --singleop`: one for each distinct fused operator of a model, or one from the
+command line."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ _T = TypeVar("_T")
 
 
 def write_all(built: RouteResult, folder: Path, request: Request) -> list[Path]:
-    """Write one JSON file for each distinct signature, and a script that compiles them; returns the JSON files.
+    """Write one JSON file for each distinct signature, and a script that compiles them; returns the
+    JSON files.
 
     A signature is everything but the operator's name.
 
@@ -56,17 +58,25 @@ def write_all(built: RouteResult, folder: Path, request: Request) -> list[Path]:
             seen.add(signature)
             (folder / FOLDER).mkdir(exist_ok=True)
             files.append(folder / FOLDER / f"{op.type}_{len(files)}.json")
-            files[-1].write_text(text_of(op, files[-1].stem, values), encoding="utf-8", newline="\n")
+            files[-1].write_text(
+                text_of(op, files[-1].stem, values), encoding="utf-8", newline="\n"
+            )
     if files:
-        title = f"Compiles each fused operator alone for {request.soc.name}, into the folder single_op."
-        commands = [command(f"{FOLDER}/{file.name}", FOLDER, request.soc.name, request.precision) for file in files]
+        title = (
+            f"Compiles each fused operator alone for {request.soc.name}, into the folder single_op."
+        )
+        commands = [
+            command(f"{FOLDER}/{file.name}", FOLDER, request.soc.name, request.precision)
+            for file in files
+        ]
         (folder / SCRIPT).write_text(script(title, commands), encoding="utf-8", newline="\n")
         (folder / SCRIPT).chmod(0o755)
     return files
 
 
 def _host_values(op: Op, known: Mapping[str, Weight], cann: str | None) -> dict[str, Weight]:
-    """The values of the inputs that the operator reads on the host at compile time. They are part of its signature."""
+    """The values of the inputs that the operator reads on the host at compile time. They are part
+    of its signature."""
     spec = get(op.type, cann)
     read = {entry.name for entry in spec.inputs if entry.value_depend}
     return {name: weight for name, weight in known.items() if name in read}
@@ -95,10 +105,13 @@ def text_of(op: Op, name: str, constants: Mapping[str, Weight] | None = None) ->
         text = json.dumps([to_json(op, name, constants)], indent=1, allow_nan=False) + "\n"
     except ValueError as error:
         raise InputError(f"{op.type}: {error}") from None
-    # The constraints are checked for the product and the version of the prototype, which the text does not hold.
+    # The constraints are checked for the product and the version of the prototype, which the text
+    # does not hold.
     diagnostics = [found for found in check_text(text.encode()) if found.rule != CONSTRAINT.name]
     if verdict(diagnostics) != ACCEPTED:
-        raise InternalError(f"{op.name}: the JSON is not well formed ({diagnostics[0].rule}): {diagnostics[0]}")
+        raise InternalError(
+            f"{op.name}: the JSON is not well formed ({diagnostics[0].rule}): {diagnostics[0]}"
+        )
     return text
 
 
@@ -118,12 +131,13 @@ def by_hand(
         outputs: tensors in the same form; an output that follows from the inputs may be left out.
         attrs: attributes such as "head_num=12".
         constants: the values of inputs, such as "actual_seq_qlen=128,512".
-        soc: the product for which the operator's numbered constraints are checked; None checks what holds on every
-            product.
+        soc: the product for which the operator's numbered constraints are checked; None checks what
+            holds on every product.
         cann: the version of the prototype; None is the newest.
 
     Raises:
-        InputError: an argument cannot be parsed or does not fit the prototype, or the operator breaks a constraint.
+        InputError: an argument cannot be parsed or does not fit the prototype, or the operator
+            breaks a constraint.
     """
     spec = _spec(op_type, cann)
     op = Op(op_type, op_type)
@@ -143,7 +157,9 @@ def by_hand(
 def _spec(op_type: str, cann: str | None) -> OpSpec:
     if op_type in names():
         if not operator(op_type).of_ascend:
-            raise InputError(f"{op_type} is an operator of fa_compiler for ONNX Runtime, which no Ascend product has")
+            raise InputError(
+                f"{op_type} is an operator of fa_compiler for ONNX Runtime, which no Ascend product has"
+            )
         return get(op_type, cann)
     found = ge_prototype(op_type)
     if found is None:
@@ -187,8 +203,11 @@ def _type_meant(word: str) -> str:
 
 
 def _placed(spec: OpSpec, given: Mapping[str, TensorDesc]) -> list[TensorDesc]:
-    """The tensors in the order of the prototype. A missing tensor before the last given one becomes a placeholder."""
-    named = {(f"{name}0" if _is_dynamic(spec, name) else name): desc for name, desc in given.items()}
+    """The tensors in the order of the prototype. A missing tensor before the last given one becomes
+    a placeholder."""
+    named = {
+        (f"{name}0" if _is_dynamic(spec, name) else name): desc for name, desc in given.items()
+    }
     of_entry: dict[str, list[str]] = {entry.name: [] for entry in spec.inputs}
     for name in named:
         place = entry_of(spec.inputs, name)
@@ -202,12 +221,16 @@ def _placed(spec: OpSpec, given: Mapping[str, TensorDesc]) -> list[TensorDesc]:
         if entry.kind is Kind.DYNAMIC:
             expected = [f"{entry.name}{number}" for number in range(len(own))]
             if sorted(own) != sorted(expected):
-                raise InputError(f"{spec.name} needs the tensors of {entry.name} numbered {', '.join(expected)}")
+                raise InputError(
+                    f"{spec.name} needs the tensors of {entry.name} numbered {', '.join(expected)}"
+                )
             placed += [_renamed(named[name], name) for name in expected]
         elif own:
             placed.append(named[own[0]])
         elif entry.kind is Kind.REQUIRED:
-            raise InputError(f"{spec.name} needs the input {entry.name}; give --input {entry.name}=...")
+            raise InputError(
+                f"{spec.name} needs the input {entry.name}; give --input {entry.name}=..."
+            )
         else:
             placed.append(absent(entry.name))
     while placed and placed[-1].is_absent:
@@ -224,17 +247,22 @@ def _renamed(desc: TensorDesc, name: str) -> TensorDesc:
 
 
 def _attrs(spec: OpSpec, words: Sequence[str]) -> dict[str, Attr]:
-    """Every attribute of the prototype. Defaults are written out, because they differ between versions of CANN."""
+    """Every attribute of the prototype. Defaults are written out, because they differ between
+    versions of CANN."""
     given = _once("--attr", (_pair(word, "--attr") for word in words))
     for name in given:
         if name not in spec.attr_names:
-            raise InputError(f"{spec.name} has no attribute {name!r}{suggestion(name, spec.attr_names)}")
+            raise InputError(
+                f"{spec.name} has no attribute {name!r}{suggestion(name, spec.attr_names)}"
+            )
     attrs: dict[str, Attr] = {}
     for entry in spec.attrs:
         if entry.name in given:
             attrs[entry.name] = Attr(entry.type, _value(spec, entry, given[entry.name]))
         elif entry.required:
-            raise InputError(f"{spec.name} needs the attribute {entry.name}; give --attr {entry.name}=...")
+            raise InputError(
+                f"{spec.name} needs the attribute {entry.name}; give --attr {entry.name}=..."
+            )
         elif entry.value_if_absent is not None:
             attrs[entry.name] = Attr(entry.type, entry.value_if_absent)
     return attrs
@@ -250,7 +278,9 @@ def _value(spec: OpSpec, entry: AttrSpec, text: str) -> Any:
             return parsed
     elif entry.type not in ("String", "ListString"):
         try:
-            parsed = json.loads(f"[{text}]" if entry.type.startswith("List") and not text.startswith("[") else text)
+            parsed = json.loads(
+                f"[{text}]" if entry.type.startswith("List") and not text.startswith("[") else text
+            )
         except ValueError:
             parsed = text
     elif entry.type == "ListString":
@@ -268,16 +298,23 @@ def _constant(name: str, text: str, given: Mapping[str, TensorDesc]) -> Weight:
     try:
         words = text.split(",") if text else []
         with np.errstate(over="ignore"):  # an infinite number is refused when the file is written
-            array = np.array([int(word) if dtype.kind in "iub" else float(word) for word in words], dtype)
+            array = np.array(
+                [int(word) if dtype.kind in "iub" else float(word) for word in words], dtype
+            )
         array = array.reshape(desc.shape)
     except (ValueError, OverflowError):
-        raise InputError(f"--const {name}={text} does not fit {desc.dtype} {list(desc.shape)}") from None
+        raise InputError(
+            f"--const {name}={text} does not fit {desc.dtype} {list(desc.shape)}"
+        ) from None
     data = array.tobytes()
     return Weight(desc.dtype, desc.shape, len(data), lambda: data)
 
 
-def _outputs(spec: OpSpec, op: Op, given: Mapping[str, TensorDesc], values: Mapping[str, Weight]) -> list[TensorDesc]:
-    """The outputs: those that the user gave, and otherwise those that shape inference derives from the inputs."""
+def _outputs(
+    spec: OpSpec, op: Op, given: Mapping[str, TensorDesc], values: Mapping[str, Weight]
+) -> list[TensorDesc]:
+    """The outputs: those that the user gave, and otherwise those that shape inference derives from
+    the inputs."""
     inferred = _inferred(spec, op, values)
     single = sum(entry.kind is not Kind.DYNAMIC for entry in spec.outputs)
     names_of: list[str] = []
@@ -297,7 +334,9 @@ def _outputs(spec: OpSpec, op: Op, given: Mapping[str, TensorDesc], values: Mapp
         if known is None and fact.dtype and fact.shape is not None:
             known = TensorDesc(name, fact.dtype, fact.shape)
         if known is None:
-            raise InputError(f"the output {name!r} of {spec.name} is not known; give --output-desc {name}=...")
+            raise InputError(
+                f"the output {name!r} of {spec.name} is not known; give --output-desc {name}=..."
+            )
         descs.append(known)
     return descs
 
@@ -307,11 +346,14 @@ def _numbered(group: str, name: str) -> bool:
 
 
 def _legal_types(op: Op) -> None:
-    """Raise InputError for a tensor with a type that the prototype does not allow; the message lists the types."""
+    """Raise InputError for a tensor with a type that the prototype does not allow; the message
+    lists the types."""
     for diagnostic in check_op(op):
         if diagnostic.rule == DTYPE.name:
             message = re.sub(
-                r"\bDT_\w+", lambda found: type_spelling(canonical(found[0])) or found[0], diagnostic.message
+                r"\bDT_\w+",
+                lambda found: type_spelling(canonical(found[0])) or found[0],
+                diagnostic.message,
             )
             raise InputError(message)
 
@@ -322,19 +364,27 @@ def _inferred(spec: OpSpec, op: Op, values: Mapping[str, Weight]) -> Sequence[Fa
     facts = {}
     for desc in op.input_descs:
         if not desc.is_absent:
-            facts[desc.name] = constant(values[desc.name]) if desc.name in values else Fact(desc.dtype, desc.shape)
+            facts[desc.name] = (
+                constant(values[desc.name]) if desc.name in values else Fact(desc.dtype, desc.shape)
+            )
     try:
         found = infer(op, facts)
     except InferenceError as error:
         raise InputError(f"{spec.name} does not take these inputs: {error}") from None
     largest = max((size for fact in found for size in fact.shape or ()), default=0)
     if largest >= 1 << 63:
-        raise InputError(f"{spec.name} does not take these inputs: a size of its output is {largest}")
+        raise InputError(
+            f"{spec.name} does not take these inputs: a size of its output is {largest}"
+        )
     return found
 
 
-def _verify(spec: OpSpec, op: Op, values: Mapping[str, Weight], soc: str | None, cann: str | None) -> None:
+def _verify(
+    spec: OpSpec, op: Op, values: Mapping[str, Weight], soc: str | None, cann: str | None
+) -> None:
     found = broken_constraints(op, values, soc, cann)
     if found:
         place = "any product" if soc is None else soc
-        raise InputError(f"{spec.name} cannot run on {place} in this form: {'; '.join(map(str, found))}")
+        raise InputError(
+            f"{spec.name} cannot run on {place} in this form: {'; '.join(map(str, found))}"
+        )

@@ -29,7 +29,8 @@ _NOT_ASCII = {
 
 
 def parse_shapes(text: str) -> dict[str, tuple[Size, ...]]:
-    """The sizes of each input from a text such as "ids:1,128;mask:1~8,-1". Nothing follows the colon of a scalar.
+    """The sizes of each input from a text such as "ids:1,128;mask:1~8,-1". Nothing follows the
+    colon of a scalar.
 
     Raises:
         InputError: the text does not have this form, or names an input twice.
@@ -59,7 +60,9 @@ def parse_sizes(text: str, where: str) -> tuple[Size, ...]:
 def _size(text: str, where: str) -> Size:
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise InputError(f"{where}: {text!r} is not a size; give a number, 1~512 for a range, or -1")
+        raise InputError(
+            f"{where}: {text!r} is not a size; give a number, 1~512 for a range, or -1"
+        )
     if found["fixed"]:
         size: Size = int(found["fixed"])
     else:
@@ -72,9 +75,12 @@ def _size(text: str, where: str) -> Size:
 
 
 def parse_gears(text: str) -> tuple[tuple[int, ...], ...]:
-    """The groups of sizes from a text such as "1,128;4,256". Raises InputError for any other form."""
+    """The groups of sizes from a text such as "1,128;4,256". Raises InputError for any other
+    form."""
     groups = [group.split(",") for group in text.split(";") if group.strip()]
-    if not groups or not all(re.fullmatch(r"\s*[1-9]\d{0,9}\s*", size) for group in groups for size in group):
+    if not groups or not all(
+        re.fullmatch(r"\s*[1-9]\d{0,9}\s*", size) for group in groups for size in group
+    ):
         raise InputError(f"--dynamic-dims {text!r} is not of the form 1,128;4,256")
     return tuple(tuple(int(size) for size in group) for group in groups)
 

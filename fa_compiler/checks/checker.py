@@ -1,18 +1,25 @@
-"""The ONNX checker on a model without its weights: the size of the weights and their files do not matter.
+"""The ONNX checker on a model without its weights: the size of the weights and their files do not
+matter.
 
 The checker gets a light copy of the model, which differs in these points:
 
-    a large or external weight          is an input in the main graph; elsewhere it is the output of an unknown node
-    an input or output of unknown rank  is an inner value: the checker refuses it, but ONNX Runtime accepts it
+    a large or external weight          is an input in the main graph; elsewhere it is the output of
+                                        an unknown node
+    an input or output of unknown rank  is an inner value: the checker refuses it, but ONNX Runtime
+                                        accepts it
     an output without a type            is an inner value, for the same reason
-    an unknown operator                 of a standard domain, which the installed onnx does not have, is in an unknown
-                                        domain: the checker does not check nodes of unknown domains
-    a deprecated operator               that ONNX Runtime runs (`DEPRECATED`) is in an unknown domain, too
-    leftovers of a converter            in training graphs (`LEFT_OVER`) are in an unknown domain, too: they do not
-                                        run, but the attention in the same graph can be fused
-    an old IR version                   is raised to 4, or to 8 in a model with functions: for older versions the
-                                        checker has rules that ONNX Runtime does not have (before 4 each initializer
-                                        is an input, and there are no opsets)
+    an unknown operator                 of a standard domain, which the installed onnx does not
+                                        have, is in an unknown domain: the checker does not check
+                                        nodes of unknown domains
+    a deprecated operator               that ONNX Runtime runs (`DEPRECATED`) is in an unknown
+                                        domain, too
+    leftovers of a converter            in training graphs (`LEFT_OVER`) are in an unknown domain,
+                                        too: they do not run, but the attention in the same graph
+                                        can be fused
+    an old IR version                   is raised to 4, or to 8 in a model with functions: for older
+                                        versions the checker has rules that ONNX Runtime does not
+                                        have (before 4 each initializer is an input, and there are
+                                        no opsets)
 """
 
 from __future__ import annotations
@@ -27,28 +34,32 @@ from fa_compiler.errors import one_line
 from fa_compiler.protos.tensors import is_external, is_plain, message_size
 
 LIGHT = 1 << 16
-"""Tensors of up to this many bytes stay in the light copy, because shape inference may need their values."""
+"""Tensors of up to this many bytes stay in the light copy, because shape inference may need their
+values."""
 
 LEFT_OVER = {"BatchNormalization": 6}
-"""The number of outputs by which a leftover node of a standard operator is recognised. tf2onnx converts TensorFlow's
-FusedBatchNormV3 to a BatchNormalization and keeps all six outputs, because the gradient reads them."""
+"""The number of outputs by which a leftover node of a standard operator is recognised. tf2onnx
+converts TensorFlow's FusedBatchNormV3 to a BatchNormalization and keeps all six outputs, because
+the gradient reads them."""
 
 DEPRECATED = frozenset({"GroupNormalization"})
-"""Operators that ONNX Runtime runs in the opsets for which onnx calls them deprecated: GroupNormalization of opset 18
-to 20, whose scale and bias are for groups. The checker refuses a node of them."""
+"""Operators that ONNX Runtime runs in the opsets for which onnx calls them deprecated:
+GroupNormalization of opset 18 to 20, whose scale and bias are for groups. The checker refuses a
+node of them."""
 
 _PLACEHOLDER = "fa_compiler.placeholder"
 _UNLISTED = 4
 """The first IR version in which an initializer need not be an input."""
 _FUNCTIONS = 8
-"""The first IR version in which the checker checks functions. ONNX Runtime runs functions of older models, too."""
+"""The first IR version in which the checker checks functions. ONNX Runtime runs functions of older
+models, too."""
 
 
 def fault(model: onnx.ModelProto, full: bool, declared: bool = True) -> str | None:
     """The fault of an invalid model on one line, or None if the model is valid.
 
-    The faults that the ONNX checker does not find (`unchecked`) come first. With `full` the checker also infers
-    shapes; with `declared` these have to agree with the declared shapes.
+    The faults that the ONNX checker does not find (`unchecked`) come first. With `full` the checker
+    also infers shapes; with `declared` these have to agree with the declared shapes.
     """
     if (found := unchecked_fault(model)) is not None:
         return found
@@ -59,24 +70,35 @@ def fault(model: onnx.ModelProto, full: bool, declared: bool = True) -> str | No
         checker.check_model(light, full_check=full)
     except UnicodeError:
         return "a text in it is not UTF-8"
-    except (checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
+    except (
+        checker.ValidationError,
+        onnx.shape_inference.InferenceError,
+        ValueError,
+        RuntimeError,
+    ) as error:
         return one_line(error)
     return None
 
 
 def contradiction(model: onnx.ModelProto) -> str | None:
-    """The first node of the main graph that cannot take the types and sizes of its inputs, on one line, or None.
+    """The first node of the main graph that cannot take the types and sizes of its inputs, on one
+    line, or None.
 
-    `fault` does not find such a node in a model with an operator that the checker does not know: onnx then reports no
-    error of shape inference. The model may be invalid in other ways, too.
+    `fault` does not find such a node in a model with an operator that the checker does not know:
+    onnx then reports no error of shape inference. The model may be invalid in other ways, too.
     """
     try:
         light = onnx.shape_inference.infer_shapes(_light(model))
     except (UnicodeError, onnx.shape_inference.InferenceError, ValueError, RuntimeError):
         return None
     graph, data = light.graph, {tensor.name: tensor for tensor in light.graph.initializer}
-    types = {name: onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims) for name, tensor in data.items()}
-    types.update({info.name: info.type for info in (*graph.value_info, *graph.output, *graph.input)})
+    types = {
+        name: onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
+        for name, tensor in data.items()
+    }
+    types.update(
+        {info.name: info.type for info in (*graph.value_info, *graph.output, *graph.input)}
+    )
     faults = (_inference_fault(node, light, types, data) for node in graph.node)
     return next((found for found in faults if found is not None), None)
 
@@ -87,7 +109,8 @@ def _inference_fault(
     types: Mapping[str, onnx.TypeProto],
     data: Mapping[str, onnx.TensorProto],
 ) -> str | None:
-    """Why a node cannot take its inputs; None if it can, or if its operator or an input is unknown."""
+    """Why a node cannot take its inputs; None if it can, or if its operator or an input is
+    unknown."""
     version = {opset.domain: opset.version for opset in light.opset_import}.get(node.domain)
     if version is None or not all(name in types for name in node.input if name):
         return None
@@ -98,7 +121,12 @@ def _inference_fault(
     read = dict(types) if has_graph else {name: types[name] for name in node.input if name}
     try:
         onnx.shape_inference.infer_node_outputs(
-            schema, node, read, dict(data), opset_imports=list(light.opset_import), ir_version=light.ir_version
+            schema,
+            node,
+            read,
+            dict(data),
+            opset_imports=list(light.opset_import),
+            ir_version=light.ir_version,
         )
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         return f"node '{node.name}' ({node.op_type}) cannot take its inputs: {one_line(error)}"
@@ -106,7 +134,8 @@ def _inference_fault(
 
 
 def is_left_over(node: onnx.NodeProto) -> bool:
-    """Whether the node is a leftover of a converter (`LEFT_OVER`): it looks like a standard operator, but is none."""
+    """Whether the node is a leftover of a converter (`LEFT_OVER`): it looks like a standard
+    operator, but is none."""
     return not node.domain and len(node.output) == LEFT_OVER.get(node.op_type)
 
 
@@ -120,7 +149,14 @@ def _light(model: onnx.ModelProto) -> onnx.ModelProto:
     for function in model.functions:
         copy = light.functions.add()
         copy.name, copy.domain, copy.overload = function.name, function.domain, function.overload
-        for field in ("input", "output", "attribute", "attribute_proto", "opset_import", "value_info"):
+        for field in (
+            "input",
+            "output",
+            "attribute",
+            "attribute_proto",
+            "opset_import",
+            "value_info",
+        ):
             getattr(copy, field).extend(getattr(function, field))
         _light_nodes(function.node, copy.node, _Known(function.opset_import, local))
         copy.opset_import.add(domain=_PLACEHOLDER, version=1)
@@ -132,7 +168,9 @@ def _light(model: onnx.ModelProto) -> onnx.ModelProto:
 class _Known:
     """Tells whether the installed onnx can check a node at the given opsets."""
 
-    def __init__(self, opsets: Iterable[onnx.OperatorSetIdProto], local: set[tuple[str, str]]) -> None:
+    def __init__(
+        self, opsets: Iterable[onnx.OperatorSetIdProto], local: set[tuple[str, str]]
+    ) -> None:
         self._versions = {opset.domain: opset.version for opset in opsets}
         if "ai.onnx" in self._versions:
             self._versions.setdefault("", self._versions["ai.onnx"])
@@ -153,10 +191,15 @@ class _Known:
             return True
         if not defs.has(op_type, self._versions[domain], domain):
             return False
-        return not (op_type in DEPRECATED and defs.get_schema(op_type, self._versions[domain], domain).deprecated)
+        return not (
+            op_type in DEPRECATED
+            and defs.get_schema(op_type, self._versions[domain], domain).deprecated
+        )
 
 
-def _light_graph(graph: onnx.GraphProto, light: onnx.GraphProto, known: _Known, main: bool = False) -> None:
+def _light_graph(
+    graph: onnx.GraphProto, light: onnx.GraphProto, known: _Known, main: bool = False
+) -> None:
     light.name = graph.name
     for field in ("value_info", "sparse_initializer"):
         getattr(light, field).extend(getattr(graph, field))
@@ -173,7 +216,8 @@ def _light_graph(graph: onnx.GraphProto, light: onnx.GraphProto, known: _Known, 
 
 
 def _light_weights(graph: onnx.GraphProto, light: onnx.GraphProto, main: bool) -> None:
-    """The light weights; an input of the main graph, or a placeholder in another one, for each heavy weight."""
+    """The light weights; an input of the main graph, or a placeholder in another one, for each
+    heavy weight."""
     inputs = {info.name for info in graph.input}
     described = {info.name for info in graph.value_info}
     for tensor in graph.initializer:
@@ -203,10 +247,14 @@ def _of_any_type(info: onnx.ValueInfoProto) -> bool:
     return info.type.WhichOneof("value") is None
 
 
-def _light_nodes(nodes: Iterable[onnx.NodeProto], light: MutableSequence[onnx.NodeProto], known: _Known) -> None:
+def _light_nodes(
+    nodes: Iterable[onnx.NodeProto], light: MutableSequence[onnx.NodeProto], known: _Known
+) -> None:
     unchanged: list[onnx.NodeProto] = []
     for node in nodes:
-        if known(node) and all(is_plain(attribute) or _is_light(attribute) for attribute in node.attribute):
+        if known(node) and all(
+            is_plain(attribute) or _is_light(attribute) for attribute in node.attribute
+        ):
             unchanged.append(node)
             continue
         light.extend(unchanged)
@@ -216,10 +264,14 @@ def _light_nodes(nodes: Iterable[onnx.NodeProto], light: MutableSequence[onnx.No
 
 
 def _light_node(node: onnx.NodeProto, known: _Known) -> onnx.NodeProto:
-    copy = onnx.NodeProto(name=node.name, op_type=node.op_type, domain=node.domain, overload=node.overload)
+    copy = onnx.NodeProto(
+        name=node.name, op_type=node.op_type, domain=node.domain, overload=node.overload
+    )
     copy.input.extend(node.input)
     copy.output.extend(node.output)
-    if not known(node) or any(attribute.HasField("t") and _heavy(attribute.t) for attribute in node.attribute):
+    if not known(node) or any(
+        attribute.HasField("t") and _heavy(attribute.t) for attribute in node.attribute
+    ):
         copy.domain = _PLACEHOLDER
     for attribute in node.attribute:
         if attribute.HasField("t") and _heavy(attribute.t):

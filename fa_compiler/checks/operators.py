@@ -1,4 +1,5 @@
-"""The last check: every node of a registry operator in the result has to satisfy the registry's constraints."""
+"""The last check: every node of a registry operator in the result has to satisfy the registry's
+constraints."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from fa_compiler.protos import subgraphs
 
 
 def registry_nodes(model: ir.Model) -> list[ir.Node]:
-    """The nodes whose domain and operator are the registry's, including those in subgraphs and functions."""
+    """The nodes whose domain and operator are the registry's, including those in subgraphs and
+    functions."""
     owners: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     if not any(op_registry.DOMAIN in owner.opset_imports for owner in owners):
         return []
@@ -28,18 +30,30 @@ def registry_nodes(model: ir.Model) -> list[ir.Node]:
 
 
 def needs_library(proto: onnx.ModelProto) -> bool:
-    """Does a model hold operators whose kernels are in the library, such as those that an earlier run made?"""
+    """Does a model hold operators whose kernels are in the library, such as those that an earlier
+    run made?"""
     return any(node.domain in op_registry.DOMAINS for node in subgraphs.all_nodes(proto.graph.node))
 
 
 def without_kernel(proto: onnx.ModelProto) -> list[str]:
-    """The registry's operators in a model that have neither a CPU kernel nor a body in it, in alphabetical order."""
-    found = {node.op_type for node in subgraphs.all_nodes(proto.graph.node) if node.domain == op_registry.DOMAIN}
-    found -= {function.name for function in proto.functions if function.domain == op_registry.DOMAIN}
-    return sorted(name for name in found & {*op_registry.names()} if not op_registry.has_kernel(name))
+    """The registry's operators in a model that have neither a CPU kernel nor a body in it, in
+    alphabetical order."""
+    found = {
+        node.op_type
+        for node in subgraphs.all_nodes(proto.graph.node)
+        if node.domain == op_registry.DOMAIN
+    }
+    found -= {
+        function.name for function in proto.functions if function.domain == op_registry.DOMAIN
+    }
+    return sorted(
+        name for name in found & {*op_registry.names()} if not op_registry.has_kernel(name)
+    )
 
 
-def verify_nodes(model: ir.Model, given: list[ir.Node], target: str, cann: str | None) -> ShapeInfo | None:
+def verify_nodes(
+    model: ir.Model, given: list[ir.Node], target: str, cann: str | None
+) -> ShapeInfo | None:
     """Check the nodes of registry operators.
 
     Args:
@@ -50,7 +64,8 @@ def verify_nodes(model: ir.Model, given: list[ir.Node], target: str, cann: str |
 
     Raises:
         InputError: a node of the input model breaks a constraint of the product.
-        InternalError: a node of the passes breaks a constraint; they should have declined the attention.
+        InternalError: a node of the passes breaks a constraint; they should have declined the
+            attention.
 
     Returns:
         What is known of the model, if nodes were checked.
@@ -76,8 +91,11 @@ def verify_nodes(model: ir.Model, given: list[ir.Node], target: str, cann: str |
     return info
 
 
-def _broken(node: ir.Node, info: ShapeInfo, target: str, cann: str | None, platform: str) -> str | None:
-    """What stands behind the name of a node in a sentence about the first constraint that it breaks."""
+def _broken(
+    node: ir.Node, info: ShapeInfo, target: str, cann: str | None, platform: str
+) -> str | None:
+    """What stands behind the name of a node in a sentence about the first constraint that it
+    breaks."""
     try:
         violations = op_registry.verify(node_view(node, info), target, cann)
     except op_registry.UnknownVariant as error:

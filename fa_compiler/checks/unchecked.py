@@ -50,7 +50,8 @@ def unchecked_fault(model: onnx.ModelProto) -> str | None:
 
 
 def _output_fault(graph: onnx.GraphProto) -> str | None:
-    """The light copy of `checker` lacks the outputs without a type or rank, so that the checker does not see these."""
+    """The light copy of `checker` lacks the outputs without a type or rank, so that the checker
+    does not see these."""
     made = {info.name for info in graph.input}
     made.update(tensor.name for tensor in graph.initializer)
     made.update(tensor.values.name for tensor in graph.sparse_initializer)
@@ -64,8 +65,8 @@ def _output_fault(graph: onnx.GraphProto) -> str | None:
 
 
 def _weight_fault(graph: onnx.GraphProto) -> str | None:
-    """Equal ones are repaired before. The light copy of `checker` makes inputs of large ones, and its error names
-    these."""
+    """Equal ones are repaired before. The light copy of `checker` makes inputs of large ones, and
+    its error names these."""
     counts = Counter(tensor.name for tensor in graph.initializer)
     repeated = next((name for name, count in counts.items() if count > 1 and name), None)
     if repeated is None:
@@ -121,10 +122,19 @@ def _value_name_fault(graph: onnx.GraphProto) -> str | None:
     return None
 
 
-def _metadata_fault(owner: onnx.ModelProto | onnx.GraphProto | onnx.FunctionProto | onnx.NodeProto) -> str | None:
+def _metadata_fault(
+    owner: onnx.ModelProto | onnx.GraphProto | onnx.FunctionProto | onnx.NodeProto,
+) -> str | None:
     """A key or value of the metadata that is not UTF-8: onnx-ir cannot sort such keys."""
     texts = (text for prop in owner.metadata_props for text in (prop.key, prop.value))
-    return next((f"the text {text!r} in its metadata is not UTF-8" for text in texts if isinstance(text, bytes)), None)
+    return next(
+        (
+            f"the text {text!r} in its metadata is not UTF-8"
+            for text in texts
+            if isinstance(text, bytes)
+        ),
+        None,
+    )
 
 
 def _shown(text: str | bytes) -> str:
@@ -135,10 +145,15 @@ def _reference_fault(model: onnx.ModelProto) -> str | None:
     wanted: _Types = {}
     most: dict[_Key, tuple[int, int]] = {}
     for function in model.functions:
-        most[function.domain, function.name, function.overload] = (len(function.input), len(function.output))
+        most[function.domain, function.name, function.overload] = (
+            len(function.input),
+            len(function.output),
+        )
         own = wanted[function.domain, function.name, function.overload] = {}
         for node in all_nodes(function.node):
-            own.update({attr.ref_attr_name: attr.type for attr in node.attribute if attr.ref_attr_name})
+            own.update(
+                {attr.ref_attr_name: attr.type for attr in node.attribute if attr.ref_attr_name}
+            )
     for function in model.functions:
         types = wanted[function.domain, function.name, function.overload]
         for attr in function.attribute_proto:
@@ -156,11 +171,15 @@ def _reference_fault(model: onnx.ModelProto) -> str | None:
     return None
 
 
-def _call_fault(node: onnx.NodeProto, wanted: _Types, most: dict[_Key, tuple[int, int]]) -> str | None:
+def _call_fault(
+    node: onnx.NodeProto, wanted: _Types, most: dict[_Key, tuple[int, int]]
+) -> str | None:
     key = (node.domain, node.op_type, node.overload)
     inputs, outputs = most.get(key, (len(node.input), len(node.output)))
     if len(node.input) > inputs or len(node.output) > outputs:
-        return f"node '{node.name}' gives function '{node.op_type}' more inputs or outputs than it has"
+        return (
+            f"node '{node.name}' gives function '{node.op_type}' more inputs or outputs than it has"
+        )
     types = wanted.get(key, {})
     for attr in node.attribute:
         if types.get(attr.name, attr.type) != attr.type:

@@ -33,8 +33,12 @@ def atc(args: argparse.Namespace) -> int:
         print_report(report, args.explain)
         print_lines(f"note: {note}" for note in built.notes)
         if (layer := built.details.get("layer")) is not None:
-            kernels = "each" if layer["kernels"] == layer["operators"] else f"{layer['kernels']} of them"
-            print_lines([f"one layer has {layer['operators']} operators; GE starts a kernel for {kernels}"])
+            kernels = (
+                "each" if layer["kernels"] == layer["operators"] else f"{layer['kernels']} of them"
+            )
+            print_lines(
+                [f"one layer has {layer['operators']} operators; GE starts a kernel for {kernels}"]
+            )
         print(printable(f"wrote {args.output}"))
         for line in run.next_steps(args.output, built):
             print(printable(line))
@@ -42,7 +46,8 @@ def atc(args: argparse.Namespace) -> int:
 
 
 def air_check(args: argparse.Namespace) -> int:
-    """Print the faults of an `.air` file, or of an ONNX model (a file named .onnx) the problems that ATC's parser has.
+    """Print the faults of an `.air` file, or of an ONNX model (a file named .onnx) the problems
+    that ATC's parser has.
 
     The given domains are those for which ATC has plugins, besides our own domain.
     """
@@ -53,7 +58,9 @@ def air_check(args: argparse.Namespace) -> int:
     domains = (DOMAIN, *args.plugin_domain)
     diagnostics = onnx_check.check(path, domains) if path.suffix == ".onnx" else check(path)
     if _print(diagnostics, args.each):
-        print_lines(["the same was found at several operators; --each prints a row for each of them"])
+        print_lines(
+            ["the same was found at several operators; --each prints a row for each of them"]
+        )
     return _conclude(path, verdict(diagnostics), diagnostics)
 
 
@@ -66,7 +73,9 @@ def air_show(args: argparse.Namespace) -> int:
     path: Path = args.file
     drawing: Path | None = args.graph
     if path.suffix == ".onnx":
-        raise InputError(f"{path} is an ONNX model, and air show reads .air files; air check reads both")
+        raise InputError(
+            f"{path} is an ONNX model, and air show reads .air files; air check reads both"
+        )
     try:
         model = read(_file(path))
         if drawing is None:
@@ -105,13 +114,16 @@ def single_op(args: argparse.Namespace) -> int:
     if args.op is None or args.output is None:
         raise InputError("single-op needs an operator and -o FILE.json, or --check FILE.json")
     if args.output.suffix.lower() not in ("", ".json"):
-        raise InputError(f"single-op writes JSON: {args.output} has to end with .json, not {args.output.suffix}")
+        raise InputError(
+            f"single-op writes JSON: {args.output} has to end with .json, not {args.output.suffix}"
+        )
     soc = None if args.soc_version is None else soc_version(args.soc_version).name
     text = by_hand(args.op, args.input, args.output_desc, args.attr, args.const, soc, args.cann)
     with staging() as stage:
         write(stage.reserve(args.output), [text.encode()], args.output)
         stage.commit()
-    named = Path(f"{args.op}.json") if is_special(args.output) else args.output  # a stream is no file to read again
+    # a stream is no file to read again
+    named = Path(f"{args.op}.json") if is_special(args.output) else args.output
     words = command(str(named), str(named.with_suffix("")), soc or "SOC_VERSION")
     print(printable(f"wrote {args.output}; compile it with: {shlex.join(words)}"))
     return OK
@@ -130,13 +142,15 @@ def _file(path: Path) -> Path:
 
 
 def _print(diagnostics: Sequence[FileDiagnostic], each: bool = False) -> bool:
-    """Print what was found as a table: unless it is a row for `each`, one row for what was found alike at several
-    operators. Return whether there are such rows."""
+    """Print what was found as a table: unless it is a row for `each`, one row for what was found
+    alike at several operators. Return whether there are such rows."""
     found: dict[tuple[str, str, str, str], list[str]] = {}
     for diagnostic in diagnostics:
         alike = (diagnostic.severity.value, diagnostic.rule, diagnostic.message, diagnostic.hint)
         found.setdefault(alike, []).append(diagnostic.node)
-    shown = ((alike, [[node] for node in nodes] if each else [nodes]) for alike, nodes in found.items())
+    shown = (
+        (alike, [[node] for node in nodes] if each else [nodes]) for alike, nodes in found.items()
+    )
     rows = [
         (severity, rule, _shortened(group), message, hint)
         for (severity, rule, message, hint), groups in shown

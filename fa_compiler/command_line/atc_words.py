@@ -12,12 +12,51 @@ INSTEAD = {
     "singleop": "the command fa-compiler single-op",
 }
 PASSED = (
-    *("atomic_clean_policy", "buffer_optimize", "check_report", "compression_optimize_conf", "customize_dtypes"),
-    *("debug_dir", "deterministic", "disable_reuse_memory", "enable_single_stream", "enable_small_channel"),
-    *("external_weight", "fusion_switch_file", "host_env_cpu", "host_env_os", "input_fp16_nodes", "insert_op_conf"),
-    *("keep_dtype", "log", "modify_mixlist", "op_compiler_cache_dir", "op_compiler_cache_mode", "op_debug_config"),
-    *("op_debug_level", "op_precision_mode", "op_select_implmode", "optypelist_for_implmode", "out_nodes"),
-    *("output_type", "save_original_model", "sparsity", "status_check", "tiling_schedule_optimize", "virtual_type"),
+    *(
+        "atomic_clean_policy",
+        "buffer_optimize",
+        "check_report",
+        "compression_optimize_conf",
+        "customize_dtypes",
+    ),
+    *(
+        "debug_dir",
+        "deterministic",
+        "disable_reuse_memory",
+        "enable_single_stream",
+        "enable_small_channel",
+    ),
+    *(
+        "external_weight",
+        "fusion_switch_file",
+        "host_env_cpu",
+        "host_env_os",
+        "input_fp16_nodes",
+        "insert_op_conf",
+    ),
+    *(
+        "keep_dtype",
+        "log",
+        "modify_mixlist",
+        "op_compiler_cache_dir",
+        "op_compiler_cache_mode",
+        "op_debug_config",
+    ),
+    *(
+        "op_debug_level",
+        "op_precision_mode",
+        "op_select_implmode",
+        "optypelist_for_implmode",
+        "out_nodes",
+    ),
+    *(
+        "output_type",
+        "save_original_model",
+        "sparsity",
+        "status_check",
+        "tiling_schedule_optimize",
+        "virtual_type",
+    ),
 )
 
 

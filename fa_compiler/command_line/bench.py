@@ -23,13 +23,14 @@ from fa_compiler.passes.answer.report import Progress
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure a model and its fused form, and print each row when it is measured. Ctrl-C ends with the lengths that are
-    finished."""
+    """Measure a model and its fused form, and print each row when it is measured. Ctrl-C ends with
+    the lengths that are finished."""
     options = given(args, BenchOptions, Options)
     if args.html is not None:
         check_place(args.html, load(args.model))
         check_no_model(args.html, "page")
-        with staging() as stage:  # a place that cannot be written is an error now; the page is written at the end
+        # a place that cannot be written is an error now; the page is written at the end
+        with staging() as stage:
             stage.reserve(args.html)
     interrupted = False
     screen = _Screen(args.quiet, None if args.json else MeasuredRows())
@@ -54,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Screen:
-    """The rows that are measured, and below them a progress bar, which makes way for each row. Without `rows` there are
-    neither."""
+    """The rows that are measured, and below them a progress bar, which makes way for each row.
+    Without `rows` there are neither."""
 
     def __init__(self, quiet: bool, rows: MeasuredRows | None) -> None:
         self._quiet = quiet or rows is None
@@ -98,11 +99,17 @@ def _exit_code(measured: Benchmark, interrupted: bool) -> int:
     """The exit code, after a line on standard error if it is not OK."""
     if interrupted:
         count = len(measured.measured)
-        what = "the length that was finished is" if count == 1 else f"the {count} lengths that were finished are"
+        what = (
+            "the length that was finished is"
+            if count == 1
+            else f"the {count} lengths that were finished are"
+        )
         print(f"fa-compiler: error: interrupted; {what} above", file=sys.stderr)
         return INTERRUPTED
     for each in measured.measured:
         if each.decoded is not None and not each.decoded.agrees:
-            print(f"fa-compiler: error: behind {each.length} keys the outputs differ", file=sys.stderr)
+            print(
+                f"fa-compiler: error: behind {each.length} keys the outputs differ", file=sys.stderr
+            )
             return DIFFERENT
     return OK

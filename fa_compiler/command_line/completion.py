@@ -1,4 +1,5 @@
-"""The command `completion`: what a shell needs to complete the words of `fa-compiler`, by the package argcomplete."""
+"""The command `completion`: what a shell needs to complete the words of `fa-compiler`, by the
+package argcomplete."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def script(args: argparse.Namespace) -> int:
     try:
         from argcomplete.shell_integration import shellcode
     except ImportError:
-        raise InputError("completion needs the package argcomplete: pip install argcomplete") from None
+        raise InputError(
+            "completion needs the package argcomplete: pip install argcomplete"
+        ) from None
     print(shellcode(["fa-compiler"], shell=args.shell))
     return OK
 

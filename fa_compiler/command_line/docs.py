@@ -1,4 +1,5 @@
-"""The command docs: lists and prints the pages of the documentation, which are a folder of the package."""
+"""The command docs: lists and prints the pages of the documentation, which are a folder of the
+package."""
 
 from __future__ import annotations
 
@@ -22,12 +23,15 @@ def names() -> list[str]:
 
 
 def docs(args: argparse.Namespace) -> int:
-    """List the pages, or print one of them or a part: laid out for a terminal, as it is for a pipe."""
+    """List the pages, or print one of them or a part: laid out for a terminal, as it is for a
+    pipe."""
     from fa_compiler.command_line.render import print_markdown, print_table
 
     if args.page is None:
         print_table(("page", "content"), contents())
-        print("fa-compiler docs PAGE prints a page, fa-compiler docs PAGE#HEADING the part below a heading")
+        print(
+            "fa-compiler docs PAGE prints a page, fa-compiler docs PAGE#HEADING the part below a heading"
+        )
         return OK
     print_markdown(find(args.page))
     return OK
@@ -49,7 +53,9 @@ def find(word: str) -> str:
     """
     name, _, anchor = word.lower().partition("#")
     if name.partition(".")[0] == "readme":
-        raise InputError(f"{word!r} is the page of the repository; the pages of the package begin with the tutorial")
+        raise InputError(
+            f"{word!r} is the page of the repository; the pages of the package begin with the tutorial"
+        )
     name = _known(name.removeprefix("docs/").removesuffix(".md"), names(), "page")
     text = _read(name)
     if not anchor:
@@ -58,7 +64,9 @@ def find(word: str) -> str:
     _known(anchor, [slug for _, _, slug in headings], f"heading of the page {name}")
     lines = text.splitlines()
     first, level = next((line, level) for line, level, slug in headings if slug == anchor)
-    last = next((line for line, other, _ in headings if line > first and other <= level), len(lines))
+    last = next(
+        (line for line, other, _ in headings if line > first and other <= level), len(lines)
+    )
     return "\n".join(lines[first:last]).rstrip()
 
 

@@ -1,10 +1,11 @@
-"""Ctrl-C, SIGTERM and SIGHUP end the command `fa-compiler` with one line and one exit code, whenever they arrive.
+"""Ctrl-C, SIGTERM and SIGHUP end the command `fa-compiler` with one line and one exit code,
+whenever they arrive.
 
 SIGHUP comes where the terminal is closed, or a connection to it is lost.
 
-While the command is imported, the process ends at once: nothing has been written yet. Later KeyboardInterrupt is
-raised, so that files are cleaned up. Native code may turn it into another error while it imports a module, such as an
-ImportError; `arrived` tells the two apart.
+While the command is imported, the process ends at once: nothing has been written yet. Later
+KeyboardInterrupt is raised, so that files are cleaned up. Native code may turn it into another
+error while it imports a module, such as an ImportError; `arrived` tells the two apart.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import NoReturn
 
-_NUMBERS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_NUMBERS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
 """Windows has no SIGHUP."""
 
 MESSAGE = "interrupted; nothing was written"
@@ -33,7 +36,8 @@ _received: list[int] = []
 
 
 def is_command() -> bool:
-    """Whether this process is the command `fa-compiler`, and not a program that uses the package."""
+    """Whether this process is the command `fa-compiler`, and not a program that uses the
+    package."""
     program = sys.argv[0] if sys.argv else ""
     if program.replace("\\", "/").rpartition("/")[2] in _PROGRAMS:
         return True

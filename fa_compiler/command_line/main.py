@@ -1,4 +1,5 @@
-"""The command `fa-compiler`: parses the command line, runs a command and turns errors into one line."""
+"""The command `fa-compiler`: parses the command line, runs a command and turns errors into one
+line."""
 
 from __future__ import annotations
 
@@ -22,7 +23,14 @@ from fa_compiler.atc.request import Parallel, Request
 from fa_compiler.command_line import atc_words, interrupts
 from fa_compiler.command_line.completion import COMPLETING, SHELLS, complete
 from fa_compiler.command_line.docs import names
-from fa_compiler.command_line.exit_codes import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, PIPE_CLOSED
+from fa_compiler.command_line.exit_codes import (
+    BAD_INPUT,
+    DIFFERENT,
+    INTERNAL,
+    INTERRUPTED,
+    OK,
+    PIPE_CLOSED,
+)
 from fa_compiler.command_line.options import add_options, add_shared, completed, path, reading
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.measuring.options import BenchOptions, non_negative
@@ -79,7 +87,8 @@ _WIDEST = 118
 """Columns of a paragraph; longer lines are hard to read."""
 
 _FOLDER_TEXT = (
-    "\nA failed run leaves no output. A folder that an earlier run wrote is replaced, unless it holds other files.\n"
+    "\nA failed run leaves no output. A folder that an earlier run wrote is replaced, unless it holds "
+    "other files.\n"
 )
 
 
@@ -93,7 +102,9 @@ def _ends(different: str = "", writes: str = _FILES_TEXT) -> str:
     codes = {
         OK: "done",
         DIFFERENT: different,
-        BAD_INPUT: "bad usage, bad input, or an output that cannot be written" if writes else "bad usage or bad input",
+        BAD_INPUT: "bad usage, bad input, or an output that cannot be written"
+        if writes
+        else "bad usage or bad input",
         INTERNAL: f"internal error; please report it with the output of a run with {DEBUG}=1",
         INTERRUPTED: "interrupted",
     }
@@ -115,7 +126,9 @@ class _Help(argparse.RawDescriptionHelpFormatter):
                 lines.append(line)  # a command
                 continue
             behind = " " * len(code[0]) if code else ""
-            wrapped = textwrap.wrap(line, min(width, _WIDEST), subsequent_indent=behind, break_on_hyphens=False)
+            wrapped = textwrap.wrap(
+                line, min(width, _WIDEST), subsequent_indent=behind, break_on_hyphens=False
+            )
             lines += wrapped or [""]
         return "".join(f"{indent}{line}\n" for line in lines)
 
@@ -124,7 +137,8 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Prints a usage error as one line and exits with code 2. A word close to a command is corrected in it."""
+    """Prints a usage error as one line and exits with code 2. A word close to a command is
+    corrected in it."""
 
     commands: Mapping[str, _Parser] = {}
     """The commands below this one."""
@@ -136,18 +150,31 @@ class _Parser(argparse.ArgumentParser):
         name = word.partition("=")[0]
         if self.prog.endswith(" atc") and (advice := atc_words.told(word)):
             self.error(f"unknown argument {word!r}: {advice}")
-        places = {action.dest: action.metavar for action in self._actions if not action.option_strings}
+        places = {
+            action.dest: action.metavar for action in self._actions if not action.option_strings
+        }
         if not name.startswith("-"):
             takes = " and ".join([*map(str, places.values()), "options"])
-            self.error(f"unexpected argument {word!r}: the command takes {takes} only{self._why_alone(word)}")
+            self.error(
+                f"unexpected argument {word!r}: the command takes {takes} only{self._why_alone(word)}"
+            )
         if (option := self._meant(name)) is not None:
-            hint = "? Options here have '-' and not '_'" if option == name.replace("_", "-") else "?"
+            hint = (
+                "? Options here have '-' and not '_'" if option == name.replace("_", "-") else "?"
+            )
             self.error(f"unknown argument {word!r}, did you mean {option}{hint}")
         stem = "model" if name in _OF_MODELS else name.lstrip("-")
         if stem in places:
-            self.error(f"unknown argument {word!r}: {places[stem]} stands without an option in front of it")
-        owners = [each for each, parser in self.siblings.items() if name in parser._option_string_actions]
-        self.error(f"unknown argument {word!r}" + (f": it is an option of {', '.join(owners)}" if owners else ""))
+            self.error(
+                f"unknown argument {word!r}: {places[stem]} stands without an option in front of it"
+            )
+        owners = [
+            each for each, parser in self.siblings.items() if name in parser._option_string_actions
+        ]
+        self.error(
+            f"unknown argument {word!r}"
+            + (f": it is an option of {', '.join(owners)}" if owners else "")
+        )
 
     def _why_alone(self, word: str) -> str:
         """The end of the message of a word that has no place in the command."""
@@ -156,7 +183,8 @@ class _Parser(argparse.ArgumentParser):
         return "; commas separate the values of an option" if word[:1].isdigit() else ""
 
     def _meant(self, name: str) -> str | None:
-        """The option that an unknown name may stand for: the same word, one that begins alike, or a near one."""
+        """The option that an unknown name may stand for: the same word, one that begins alike, or a
+        near one."""
         word = name.replace("_", "-").lstrip("-")
         stems = {option.lstrip("-"): option for option in self._option_string_actions}
         if word in stems:
@@ -168,23 +196,37 @@ class _Parser(argparse.ArgumentParser):
         return stems[close[0]] if close else None
 
     def _command_meant(self, word: str) -> str:
-        """What an unknown command may stand for: an option, of this command or of those below it, or a near command."""
+        """What an unknown command may stand for: an option, of this command or of those below it,
+        or a near command."""
         option = f"--{word}"
         if option in self._option_string_actions:
             return f"did you mean {option!r}?"
-        owners = [name for name, command in self.commands.items() if option in command._option_string_actions]
+        owners = [
+            name
+            for name, command in self.commands.items()
+            if option in command._option_string_actions
+        ]
         if owners:
             return f"{option} is an option of {', '.join(owners)}"
         meant = _MEANT.get(word, word)
-        close = [meant] if meant in self.commands else difflib.get_close_matches(word, self.commands, n=1)
+        close = (
+            [meant]
+            if meant in self.commands
+            else difflib.get_close_matches(word, self.commands, n=1)
+        )
         return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(self.commands)}"
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does it; but an unknown option is named before what is missed because of it."""
+        """As argparse does it; but an unknown option is named before what is missed because of
+        it."""
         known = self._option_string_actions
         for word in takewhile(lambda word: word != "--", () if self.commands else args or ()):
             name = word.partition("=")[0]
-            is_option = name.startswith("--") or name in _OF_MODELS or (name[:1] == "-" and f"-{name}" in known)
+            is_option = (
+                name.startswith("--")
+                or name in _OF_MODELS
+                or (name[:1] == "-" and f"-{name}" in known)
+            )
             if is_option and name not in known:
                 self.unknown(word)
         return super().parse_known_args(args, namespace)
@@ -213,14 +255,16 @@ def _in_words(message: str) -> str:
         lambda found: f"argument {found[1]}: {found[3]} is not {kinds[found[2]]}",
         message,
     )
-    return re.sub(r"argument (\S+): expected one argument", r"argument \1 needs a value behind it", message)
+    return re.sub(
+        r"argument (\S+): expected one argument", r"argument \1 needs a value behind it", message
+    )
 
 
 def parser() -> _Parser:
     """The parser of the whole command line.
 
-    Each command sets `run` to the function of this package that runs it, as "module.function". A module is imported
-    only when its command runs, so --help and --version answer at once.
+    Each command sets `run` to the function of this package that runs it, as "module.function". A
+    module is imported only when its command runs, so --help and --version answer at once.
     """
     top = _Parser(
         prog="fa-compiler",
@@ -253,7 +297,9 @@ if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction[_Parser]
 
 
-def _command(commands: _Commands, name: str, text: str, examples: str = "", ends: str = _ends()) -> _Parser:
+def _command(
+    commands: _Commands, name: str, text: str, examples: str = "", ends: str = _ends()
+) -> _Parser:
     command = commands.add_parser(
         name,
         help=text,
@@ -278,9 +324,18 @@ def _add_optimize(commands: _Commands) -> None:
   fa-compiler optimize model.onnx -o fused.onnx --target ascend --soc-version Ascend910B2
 """
     text = "fuse the attention of a model and write the result"
-    command = _command(commands, "optimize", text, examples, _ends(f"--verify: the result differs; {_FAULT}"))
+    command = _command(
+        commands, "optimize", text, examples, _ends(f"--verify: the result differs; {_FAULT}")
+    )
     _add_model(command)
-    command.add_argument("-o", "--output", metavar="OUT.onnx", type=file_place, required=True, help="the file to write")
+    command.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT.onnx",
+        type=file_place,
+        required=True,
+        help="the file to write",
+    )
     add_options(command, Options)
     _add_pictures(command)
     add_options(command, FileOptions, "bodies")
@@ -290,8 +345,12 @@ def _add_optimize(commands: _Commands) -> None:
         help="run both models in ONNX Runtime and compare every output; if one differs, nothing is written",
     )
     add_shared(command, "strict")
-    command.add_argument("--report", metavar="FILE.json", type=file_place, help="write the report as JSON")
-    command.add_argument("--force", action="store_true", help="allow OUT.onnx to be IN.onnx, which is then replaced")
+    command.add_argument(
+        "--report", metavar="FILE.json", type=file_place, help="write the report as JSON"
+    )
+    command.add_argument(
+        "--force", action="store_true", help="allow OUT.onnx to be IN.onnx, which is then replaced"
+    )
     add_options(command, FileOptions, "weights")
     add_shared(command, "quiet")
     command.set_defaults(run="models.optimize")
@@ -316,9 +375,14 @@ def _add_inspect(commands: _Commands) -> None:
 def _add_pictures(command: argparse.ArgumentParser) -> None:
     add_shared(command, "explain")
     command.add_argument(
-        "--html", metavar="PAGE.html", type=file_place, help="write a page with a drawing of each kind of attention"
+        "--html",
+        metavar="PAGE.html",
+        type=file_place,
+        help="write a page with a drawing of each kind of attention",
     )
-    command.add_argument("--graph", metavar="OUT.svg", type=file_place, help="write these drawings as one picture")
+    command.add_argument(
+        "--graph", metavar="OUT.svg", type=file_place, help="write these drawings as one picture"
+    )
 
 
 def _add_verify(commands: _Commands) -> None:
@@ -335,7 +399,9 @@ def _add_verify(commands: _Commands) -> None:
         help="the original; it runs without ONNX Runtime's optimisations",
     )
     command.add_argument("other", metavar="B.onnx", type=path, help="the model to compare with it")
-    command.add_argument("--inputs", metavar="X.npz", type=path, help="the inputs by name (default: random ones)")
+    command.add_argument(
+        "--inputs", metavar="X.npz", type=path, help="the inputs by name (default: random ones)"
+    )
     command.add_argument(
         "--rtol",
         metavar="NUMBER",
@@ -361,12 +427,16 @@ def _add_bench(commands: _Commands) -> None:
   fa-compiler bench decoder.onnx --decode --in-place-caches    # a prompt, then tokens behind 512, 2048, 8192 keys
 """
     text = "measure a model and its fused form beside each other in ONNX Runtime"
-    command = _command(commands, "bench", text, examples, _ends("--decode: the outputs of the two models differ"))
+    command = _command(
+        commands, "bench", text, examples, _ends("--decode: the outputs of the two models differ")
+    )
     _add_model(command)
     add_options(command, BenchOptions)
     add_options(command, Options, "assume", "in_place_caches")
     command.add_argument("--json", action="store_true", help="print the figures as JSON")
-    command.add_argument("--html", metavar="PAGE.html", type=file_place, help="write a page with the figures as bars")
+    command.add_argument(
+        "--html", metavar="PAGE.html", type=file_place, help="write a page with the figures as bars"
+    )
     command.add_argument("--quiet", action="store_true", help="show no progress")
     command.set_defaults(run="bench.run")
 
@@ -382,7 +452,10 @@ def _add_run(commands: _Commands) -> None:
     command = _command(commands, "run", text, examples)
     _add_model(command)
     command.add_argument(
-        "--inputs", metavar="X.npz", type=path, help="the inputs by name (default: random ones, as verify makes them)"
+        "--inputs",
+        metavar="X.npz",
+        type=path,
+        help="the inputs by name (default: random ones, as verify makes them)",
     )
     command.add_argument(
         "--outputs",
@@ -430,10 +503,14 @@ def _add_shard(commands: _Commands) -> None:
   fa-compiler shard decoder.onnx -o steps --sequence-parallel 4
   mpirun -n 4 fa-compiler run out/model.onnx --inputs x.npz --outputs y.npz
 """
-    text = "fuse a model, and write the model that several ranks run, each on its part of the sequence"
+    text = (
+        "fuse a model, and write the model that several ranks run, each on its part of the sequence"
+    )
     command = _command(commands, "shard", text, examples, _ends(writes=_FOLDER_TEXT))
     _add_model(command)
-    command.add_argument("-o", "--output", metavar="DIR", type=path, required=True, help="a new or empty folder")
+    command.add_argument(
+        "-o", "--output", metavar="DIR", type=path, required=True, help="a new or empty folder"
+    )
     add_options(command, ParallelOptions)
     add_options(command, Machine)
     add_options(command, Options, "assume")
@@ -450,7 +527,14 @@ def _add_plan(commands: _Commands) -> None:
     text = "write down what the execution provider does with a model, for programs without Python"
     command = _command(commands, "plan", text, examples, _ends(_FAULT))
     _add_model(command)
-    command.add_argument("-o", "--output", metavar="OUT.plan", type=file_place, required=True, help="the file to write")
+    command.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT.plan",
+        type=file_place,
+        required=True,
+        help="the file to write",
+    )
     level = command.add_argument(
         "--level",
         metavar="all|extended|basic|disabled",
@@ -470,22 +554,37 @@ def _add_registry(commands: _Commands) -> None:
   fa-compiler registry diff $ASCEND_HOME_PATH/opp/built-in/op_proto/inc
 """
     ends, found = _ends(writes=""), _ends("diff: a difference was found that matters", writes="")
-    text = "show what is known of Ascend's operators, and of the attention operators of other runtimes"
+    text = (
+        "show what is known of Ascend's operators, and of the attention operators of other runtimes"
+    )
     registry = _command(commands, "registry", text, examples, found)
     actions = registry.add_subparsers(dest="action", required=True, metavar="ACTION")
     registry.commands = actions.choices
     listing = _command(actions, "list", "list the operators", ends=ends)
     listing.set_defaults(run="registry.show_list")
-    show = _command(actions, "show", "print an operator's REG_OP prototype and its constraints", ends=ends)
-    show.add_argument("op", metavar="OP", help="the name of the operator; `registry list` has all names")
+    show = _command(
+        actions, "show", "print an operator's REG_OP prototype and its constraints", ends=ends
+    )
+    show.add_argument(
+        "op", metavar="OP", help="the name of the operator; `registry list` has all names"
+    )
     show.add_argument("--cann", metavar="V", help="CANN version or variant (default: the newest)")
     show.set_defaults(run="registry.show_op")
     text = "print which attention operators of ONNX and ONNX Runtime each runtime has kernels for"
     table = _command(actions, "runtimes", text, ends=ends)
     table.set_defaults(run="registry.show_runtimes")
-    diff = _command(actions, "diff", "compare the REG_OP headers of an installed CANN with the registry", ends=found)
-    diff.add_argument("paths", metavar="PATH", type=path, nargs="+", help="a header, or a folder of headers")
-    diff.add_argument("--cann", metavar="V", help="CANN version to compare with (default: the newest)")
+    diff = _command(
+        actions,
+        "diff",
+        "compare the REG_OP headers of an installed CANN with the registry",
+        ends=found,
+    )
+    diff.add_argument(
+        "paths", metavar="PATH", type=path, nargs="+", help="a header, or a folder of headers"
+    )
+    diff.add_argument(
+        "--cann", metavar="V", help="CANN version to compare with (default: the newest)"
+    )
     diff.set_defaults(run="registry.diff")
 
 
@@ -517,7 +616,9 @@ def _add_air(commands: _Commands) -> None:
     air.commands = actions.choices
     text = "apply the rules of GE's loader, the prototypes and shape inference to a file"
     check = _command(actions, "check", text, ends=_ends("the file has a fault", writes=""))
-    check.add_argument("file", metavar="FILE", type=path, help="an .air file, or an .onnx file for ATC's parser")
+    check.add_argument(
+        "file", metavar="FILE", type=path, help="an .air file, or an .onnx file for ATC's parser"
+    )
     check.add_argument(
         "--plugin-domain",
         action="append",
@@ -530,7 +631,9 @@ def _add_air(commands: _Commands) -> None:
     check.set_defaults(run="atc.air_check")
     show = _command(actions, "show", "list a file's operators, or draw its graph")
     show.add_argument("file", metavar="FILE.air", type=path, help="the file")
-    show.add_argument("--graph", metavar="OUT.svg|OUT.dot", type=file_place, help="draw the graph instead")
+    show.add_argument(
+        "--graph", metavar="OUT.svg|OUT.dot", type=file_place, help="draw the graph instead"
+    )
     show.set_defaults(run="atc.air_show")
 
 
@@ -540,7 +643,9 @@ def _add_single_op(commands: _Commands) -> None:
   fa-compiler single-op --check gelu.json
 """
     text = "write or check the JSON file of one operator for atc --singleop"
-    command = _command(commands, "single-op", text, examples, _ends("--check: the file has a fault"))
+    command = _command(
+        commands, "single-op", text, examples, _ends("--check: the file has a fault")
+    )
     command.add_argument("op", metavar="OP", nargs="?", help="the name of an operator of GE")
     descriptions = {
         "input": ("NAME=1,12,512,64:float16", "the shape and type of an input; may be repeated"),
@@ -553,10 +658,18 @@ def _add_single_op(commands: _Commands) -> None:
     }
     for name, (form, told) in descriptions.items():
         command.add_argument(f"--{name}", metavar=form, action="append", default=[], help=told)
-    command.add_argument("--soc-version", metavar="S", help="check the operator's constraints on this product, too")
-    command.add_argument("--cann", metavar="V", help="CANN version to write for (default: the newest)")
-    command.add_argument("-o", "--output", metavar="FILE.json", type=file_place, help="the file to write")
-    command.add_argument("--check", metavar="FILE.json", type=path, help="check a file instead of writing one")
+    command.add_argument(
+        "--soc-version", metavar="S", help="check the operator's constraints on this product, too"
+    )
+    command.add_argument(
+        "--cann", metavar="V", help="CANN version to write for (default: the newest)"
+    )
+    command.add_argument(
+        "-o", "--output", metavar="FILE.json", type=file_place, help="the file to write"
+    )
+    command.add_argument(
+        "--check", metavar="FILE.json", type=path, help="check a file instead of writing one"
+    )
     command.set_defaults(run="atc.single_op")
 
 
@@ -592,7 +705,8 @@ def _add_completion(commands: _Commands) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (the process's own by default) and return its exit code."""
-    logging.getLogger("onnx_ir").addHandler(_SILENT)  # what it warns about is refused, repaired or kept
+    # what it warns about is refused, repaired or kept
+    logging.getLogger("onnx_ir").addHandler(_SILENT)
     if argv is None:
         interrupts.raise_in_run()
         _open_streams()
@@ -610,8 +724,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Put the null device in the place of streams that the caller has closed. Otherwise the files that are opened next
-    have their numbers, and a library that prints would write into a model."""
+    """Put the null device in the place of streams that the caller has closed. Otherwise the files
+    that are opened next have their numbers, and a library that prints would write into a model."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115 - it stays open as long as the process
@@ -633,7 +747,11 @@ def _run(argv: Sequence[str] | None) -> int:
         args.words = sys.argv[1:] if argv is None else list(argv)  # a page tells how it was made
         module, _, function = args.run.partition(".")
         with _text_beside(args):
-            code = int(getattr(importlib.import_module(f"fa_compiler.command_line.{module}"), function)(args))
+            code = int(
+                getattr(importlib.import_module(f"fa_compiler.command_line.{module}"), function)(
+                    args
+                )
+            )
         sys.stdout.flush()
         return code
     except SystemExit as stop:
@@ -649,22 +767,28 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _is_closed_pipe(error: Exception) -> bool:
-    """Is this what Windows says where the reader of a stream has gone? It calls the argument of the write invalid."""
-    is_invalid = isinstance(error, OSError) and error.errno == errno.EINVAL and error.filename is None
+    """Is this what Windows says where the reader of a stream has gone? It calls the argument of the
+    write invalid."""
+    is_invalid = (
+        isinstance(error, OSError) and error.errno == errno.EINVAL and error.filename is None
+    )
     return sys.platform == "win32" and is_invalid
 
 
 def _report(error: Exception) -> int:
     """Print the line of an error, and return the exit code."""
     if isinstance(error, OSError) and error.filename is None and error.errno in FULL:
-        return _fail(f"standard output cannot be written: {error.strerror}", BAD_INPUT)  # errors of files name them
+        # errors of files name them
+        return _fail(f"standard output cannot be written: {error.strerror}", BAD_INPUT)
     if isinstance(error, (InputError, RegistryError, OSError)):
         return _fail(flags_only(one_line(error)), BAD_INPUT)
     if isinstance(error, MemoryError):
         return _fail("not enough memory", BAD_INPUT)
     if os.environ.get(DEBUG):
         traceback.print_exception(error)
-    report = f"this is a fault of fa-compiler; please report it with the output of a run with {DEBUG}=1"
+    report = (
+        f"this is a fault of fa-compiler; please report it with the output of a run with {DEBUG}=1"
+    )
     return _fail(f"internal error: {type(error).__name__}: {one_line(error)}; {report}", INTERNAL)
 
 

@@ -56,7 +56,9 @@ def optimize(args: argparse.Namespace) -> int:
     options = make_options(**given(args, FileOptions))
     for path in (args.model, args.output):
         if args.verify and is_special(path):
-            raise InputError(f"{path} is not a regular file, and --verify has to read it again; leave out --verify")
+            raise InputError(
+                f"{path} is not a regular file, and --verify has to read it again; leave out --verify"
+            )
     loaded = load(args.model)
     check_place(args.output, loaded, args.force)
     _check_places(args, loaded)
@@ -75,9 +77,12 @@ def optimize(args: argparse.Namespace) -> int:
             compared = _compared(args, staged, report, options)
             if compared is None or not compared.same:
                 return DIFFERENT
-        named = Path("fused.onnx") if is_special(args.output) else args.output  # a stream is no model to load
+        # a stream is no model to load
+        named = Path("fused.onnx") if is_special(args.output) else args.output
         how = how_to_run_result(named, report, options, proto, loaded.proto)
-        pictures.write(Written(args.output, how, file_sizes(loaded, proto, staged, args.output), compared))
+        pictures.write(
+            Written(args.output, how, file_sizes(loaded, proto, staged, args.output), compared)
+        )
         stage.commit()
     if not args.quiet:
         from fa_compiler.command_line.render import print_how_to_run, print_lines, print_report
@@ -92,17 +97,26 @@ def optimize(args: argparse.Namespace) -> int:
 
 
 def _strict_exit_code(report: Report) -> int:
-    """The exit code with --strict. It is OK if something was fused, now or before, and no attention was declined.
+    """The exit code with --strict. It is OK if something was fused, now or before, and no attention
+    was declined.
 
-    An operator that is left as it is, a convolution and a softmax that is no attention do not count.
+    An operator that is left as it is, a convolution and a softmax that is no attention do not
+    count.
     """
-    left = [block for block in report.blocks if block.status == "declined" and block.kind != "convolution"]
+    left = [
+        block
+        for block in report.blocks
+        if block.status == "declined" and block.kind != "convolution"
+    ]
     declined = [block for block in left if block.code != Code.READY_MADE]
     if (report.count("fused") or report.count("already_fused")) and not declined:
         return OK
     what = "no attention was fused"
     if declined:
-        named = ", ".join(f"{block.id} ({block.code.value})" if block.code else str(block.id) for block in declined)
+        named = ", ".join(
+            f"{block.id} ({block.code.value})" if block.code else str(block.id)
+            for block in declined
+        )
         what = f"{'blocks' if len(declined) > 1 else 'block'} {named} declined"
     print(f"fa-compiler: error: --strict: {what}", file=sys.stderr)
     return DIFFERENT
@@ -119,11 +133,18 @@ def plan(args: argparse.Namespace) -> int:
         print_report(report, args.explain)
         print(wrote(args.output))
         if report.count("fused"):
-            named = Path("model.plan") if is_special(args.output) else args.output  # a stream is no file to read again
-            print(f"next: start the program with FA_COMPILER_PLAN={printable(shell.command([str(named)]))}")
-            print("The program has to load the library as execution provider; `fa-compiler docs provider` shows how.")
+            # a stream is no file to read again
+            named = Path("model.plan") if is_special(args.output) else args.output
+            print(
+                f"next: start the program with FA_COMPILER_PLAN={printable(shell.command([str(named)]))}"
+            )
+            print(
+                "The program has to load the library as execution provider; `fa-compiler docs provider` shows how."
+            )
         else:
-            print("The plan says that nothing is fused: sessions that use it run the model as it is.")
+            print(
+                "The plan says that nothing is fused: sessions that use it run the model as it is."
+            )
     return _strict_exit_code(report) if args.strict else OK
 
 
@@ -172,7 +193,11 @@ def _inspect_runtimes(args: argparse.Namespace) -> int:
     """Print what each attention becomes for each runtime."""
     from fa_compiler.command_line.render import print_choices
 
-    others = [option for name, option in options_of(Options).items() if name not in ("target", "runtime", "assume")]
+    others = [
+        option
+        for name, option in options_of(Options).items()
+        if name not in ("target", "runtime", "assume")
+    ]
     flags = [f"--{name}" for name in ("html", "graph") if getattr(args, name) is not None]
     flags += [option.flag for option in others if getattr(args, option.name) != option.default]
     if flags:
@@ -186,9 +211,15 @@ def _inspect_runtimes(args: argparse.Namespace) -> int:
 
 
 def _check_places(args: argparse.Namespace, loaded: LoadedModel) -> None:
-    """Refuse a report, a page or a drawing that would overwrite the model, its weights or another file of the run."""
+    """Refuse a report, a page or a drawing that would overwrite the model, its weights or another
+    file of the run."""
     output = getattr(args, "output", None)
-    named = {"model": output, "report": getattr(args, "report", None), "page": args.html, "graph": args.graph}
+    named = {
+        "model": output,
+        "report": getattr(args, "report", None),
+        "page": args.html,
+        "graph": args.graph,
+    }
     places: dict[str, str] = {}
     for what, path in named.items():
         if path is None:
@@ -201,15 +232,20 @@ def _check_places(args: argparse.Namespace, loaded: LoadedModel) -> None:
         if what in ("report", "page"):
             check_no_model(path, what)
     if args.graph is not None and args.graph.suffix.lower() not in ("", ".svg"):
-        raise InputError(f"--graph writes SVG: {args.graph} has to end with .svg, not {args.graph.suffix}")
+        raise InputError(
+            f"--graph writes SVG: {args.graph} has to end with .svg, not {args.graph.suffix}"
+        )
 
 
 class _Pictures:
-    """The page and the drawings that a command writes besides. Their places are reserved before the work begins."""
+    """The page and the drawings that a command writes besides. Their places are reserved before the
+    work begins."""
 
     def __init__(self, args: argparse.Namespace, stage: Staging) -> None:
         self._args = args
-        self._places = {kind: place for kind in ("html", "graph") if (place := getattr(args, kind)) is not None}
+        self._places = {
+            kind: place for kind in ("html", "graph") if (place := getattr(args, kind)) is not None
+        }
         self._files = {kind: stage.reserve(place) for kind, place in self._places.items()}
         self._drawn: Drawn | None = None
 
@@ -245,7 +281,12 @@ def verify(args: argparse.Namespace) -> int:
     assume = make_options(**given(args, Options)).assume
     try:
         comparison = compare_models(
-            args.original, args.other, args.inputs, args.rtol, shared=args.shared_caches, assume=assume
+            args.original,
+            args.other,
+            args.inputs,
+            args.rtol,
+            shared=args.shared_caches,
+            assume=assume,
         )
     except CannotRunError as error:
         return _cannot_compare(str(error))
@@ -262,11 +303,16 @@ def _difference(other: Path, comparison: Comparison) -> str:
     told = f"{other}: output '{first.name}': {first.verdict}"
     if not others:
         return told
-    return f"{told}; {len(others)} more {'output differs' if len(others) == 1 else 'outputs differ'}"
+    return (
+        f"{told}; {len(others)} more {'output differs' if len(others) == 1 else 'outputs differ'}"
+    )
 
 
-def _compared(args: argparse.Namespace, staged: Path, report: Report, options: Options) -> Comparison | None:
-    """Compare the staged result with the model, and print what was found; None if the result does not run."""
+def _compared(
+    args: argparse.Namespace, staged: Path, report: Report, options: Options
+) -> Comparison | None:
+    """Compare the staged result with the model, and print what was found; None if the result does
+    not run."""
     from fa_compiler.command_line.render import print_comparison
     from fa_compiler.comparison.compare import CannotRunError, compare_models
 
@@ -281,12 +327,15 @@ def _compared(args: argparse.Namespace, staged: Path, report: Report, options: O
     if not args.quiet or not comparison.same:
         print_comparison(comparison)
     if not comparison.same:
-        _cannot_compare(f"{args.output} was not written: it differs{_for_a_newer_release(options.runtime)}")
+        _cannot_compare(
+            f"{args.output} was not written: it differs{_for_a_newer_release(options.runtime)}"
+        )
     return comparison
 
 
 def _for_a_newer_release(runtime: Runtime | None) -> str:
-    """The end of the message of a result that fails here, if it was made for a newer ONNX Runtime than this one."""
+    """The end of the message of a result that fails here, if it was made for a newer ONNX Runtime
+    than this one."""
     if runtime is None or runtime.name != ORT_CPU:
         return ""
     import onnxruntime as ort
@@ -298,7 +347,9 @@ def _for_a_newer_release(runtime: Runtime | None) -> str:
         return ""
     made_for, here = (".".join(map(str, number)) for number in (version, release()))
     option = f"--runtime {ORT_CPU}={here}"
-    return f"; it is for ONNX Runtime {made_for} or newer, and this is {ort.__version__}: try {option}"
+    return (
+        f"; it is for ONNX Runtime {made_for} or newer, and this is {ort.__version__}: try {option}"
+    )
 
 
 def _cannot_compare(message: str) -> int:

@@ -36,9 +36,14 @@ def _add(command: argparse.ArgumentParser, option: Option) -> None:
     told = option.told
     if isinstance(option.default, bool):
         action = "store_false" if told.negated else "store_true"
-        command.add_argument(option.flag, action=action, dest=option.name, help=told.negated or told.help)
+        command.add_argument(
+            option.flag, action=action, dest=option.name, help=told.negated or told.help
+        )
         return
-    settings: dict[str, Any] = {"default": None if option.is_required else option.default, "type": _kind(option)}
+    settings: dict[str, Any] = {
+        "default": None if option.is_required else option.default,
+        "type": _kind(option),
+    }
     if told.repeated:
         settings = {"action": "append", "default": []}
     if told.meanings:
@@ -56,11 +61,16 @@ def _add(command: argparse.ArgumentParser, option: Option) -> None:
 
 
 def _word_or_help(meanings: Mapping[str, str]) -> type[argparse.Action]:
-    """The action of an option whose word `help` prints what its words mean, and ends the program."""
+    """The action of an option whose word `help` prints what its words mean, and ends the
+    program."""
 
     class WordOrHelp(argparse._AppendAction):
         def __call__(
-            self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: object
+            self,
+            parser: argparse.ArgumentParser,
+            namespace: argparse.Namespace,
+            values: Any,
+            *_: object,
         ) -> None:
             if values == "help":
                 from fa_compiler.command_line.render import print_table
@@ -97,7 +107,8 @@ def reading(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def path(text: str) -> Path:
-    """The path that a user named. That of a variable of the shell that is not set is empty: it is no folder."""
+    """The path that a user named. That of a variable of the shell that is not set is empty: it is
+    no folder."""
     if not text:
         raise argparse.ArgumentTypeError("the path is empty")
     return Path(text)

@@ -22,9 +22,12 @@ from fa_compiler.running.runtime import Array
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run a model on the inputs of a file, or on random ones, and write its outputs to another file."""
+    """Run a model on the inputs of a file, or on random ones, and write its outputs to another
+    file."""
     if args.threads < 0:
-        raise InputError(f"--threads {args.threads}: give a number of threads, or 0 for ONNX Runtime's default")
+        raise InputError(
+            f"--threads {args.threads}: give a number of threads, or 0 for ONNX Runtime's default"
+        )
     check_threads(args.threads)
     ranks = launched_ranks()
     own: Communicator = communicator(args.timeout) if ranks > 1 else Alone()
@@ -34,7 +37,9 @@ def run(args: argparse.Namespace) -> int:
     if made_for == 0:
         feeds, arrays = run_model(loaded, args.inputs, place, args.threads)
         if args.inputs is None and not args.quiet:
-            told = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in feeds.items())
+            told = ", ".join(
+                f"{name} {array.dtype} {list(array.shape)}" for name, array in feeds.items()
+            )
             print(printable(f"random inputs: {told}"))
     else:
         if ranks == 1 and made_for > 1:  # started by a launcher that tells nothing, or without one
@@ -57,7 +62,9 @@ def _loaded(args: argparse.Namespace, ranks: int) -> tuple[LoadedModel, int]:
                 raise InputError(f"{loaded.name} is sharded: give {option}")
         return loaded, record.ranks
     if ranks > 1:
-        raise InputError(f"{loaded.name} is not made for {ranks} ranks; make it so with fa-compiler shard")
+        raise InputError(
+            f"{loaded.name} is not made for {ranks} ranks; make it so with fa-compiler shard"
+        )
     for option, given in (("--parts", args.parts), ("--caches", args.caches)):
         if given:
             raise InputError(f"{loaded.name} is not sharded: {option} does not go with it")
@@ -90,7 +97,8 @@ def _told(error: BaseException) -> tuple[str, int]:
 
 
 def _tell(arrays: Mapping[str, Array], place: Path | None) -> None:
-    """Print what there is, and where it was written. It is one text, because other ranks print at the same time."""
+    """Print what there is, and where it was written. It is one text, because other ranks print at
+    the same time."""
     lines = [f"{name}: {array.dtype} {list(array.shape)}" for name, array in arrays.items()]
     if place is not None:
         lines.append(f"wrote {place}")

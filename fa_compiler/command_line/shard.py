@@ -26,7 +26,9 @@ def shard(args: argparse.Namespace) -> int:
     machine = Machine(**given(args, Machine))
     with progress_bar(args.quiet or args.json) as progress:
         options = parallel_options(machine=machine, **given(args, ParallelOptions))
-        result = write_sharded(args.model, args.output, options, progress=progress, **given(args, Options))
+        result = write_sharded(
+            args.model, args.output, options, progress=progress, **given(args, Options)
+        )
     if args.json:
         print(json.dumps(result.to_json(), indent=2, ensure_ascii=False))
     elif not args.quiet:
@@ -48,11 +50,17 @@ def _print_methods(report: ShardReport) -> None:
         print_table(("attention", "method", *METHODS), rows)
         print_lines([f"{_COSTS} for {report.length:,} tokens; - is a method that is not possible"])
     rows = [
-        (*_told(choice, (MERGE,)), f"{choice.held / MIB:.2f}") for choice in report.choices if choice.held is not None
+        (*_told(choice, (MERGE,)), f"{choice.held / MIB:.2f}")
+        for choice in report.choices
+        if choice.held is not None
     ]
     if rows:
         print_table(("attention", "method", MERGE, "caches of a rank"), rows)
-        print_lines([f"{_COSTS} for {report.length:,} keys in the caches; the last column is the MiB of its caches"])
+        print_lines(
+            [
+                f"{_COSTS} for {report.length:,} keys in the caches; the last column is the MiB of its caches"
+            ]
+        )
 
 
 def _print_handed(report: ShardReport) -> None:
@@ -62,7 +70,11 @@ def _print_handed(report: ShardReport) -> None:
     ]
     if rows:
         print_table(("linear attention or convolution", "sent"), rows)
-        print_lines(["the MiB of states, or of tokens in front of a window, that a rank sends, whatever the length is"])
+        print_lines(
+            [
+                "the MiB of states, or of tokens in front of a window, that a rank sends, whatever the length is"
+            ]
+        )
 
 
 def _told(choice: Choice, methods: Sequence[str]) -> tuple[str, ...]:

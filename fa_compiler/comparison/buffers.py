@@ -1,7 +1,8 @@
-"""Caches that are buffers in the changed model and grow in the original: inputs for both, and comparable outputs.
+"""Caches that are buffers in the changed model and grow in the original: inputs for both, and
+comparable outputs.
 
-A model that was made with `in_place_caches` names its buffers in its metadata. Its inputs and outputs correspond to
-those of the original:
+A model that was made with `in_place_caches` names its buffers in its metadata. Its inputs and
+outputs correspond to those of the original:
 
     original                   changed model
     -------------------------  ------------------------------------------------------------------------------------
@@ -30,8 +31,8 @@ SPARE = 3
 
 @dataclass(frozen=True)
 class Buffer:
-    """One cache of a changed model: its input `past` and output `present`, the axis of the tokens, and the input
-    `length` with the number of tokens."""
+    """One cache of a changed model: its input `past` and output `present`, the axis of the tokens,
+    and the input `length` with the number of tokens."""
 
     past: str
     present: str
@@ -55,18 +56,23 @@ def buffers_of(model: onnx.ModelProto) -> tuple[Buffer, ...]:
     try:
         buffers = tuple(Buffer(**entry) for entry in json.loads(found))
         if all(
-            isinstance(name, str) for buffer in buffers for name in (buffer.past, buffer.present, buffer.length)
+            isinstance(name, str)
+            for buffer in buffers
+            for name in (buffer.past, buffer.present, buffer.length)
         ) and all(type(buffer.axis) is int for buffer in buffers):
             return buffers
     except (ValueError, TypeError, RecursionError):
         pass
-    raise InputError(f"the metadata entry {METADATA} does not name the model's caches: {found[:80]}")
+    raise InputError(
+        f"the metadata entry {METADATA} does not name the model's caches: {found[:80]}"
+    )
 
 
 def buffer_feeds(
     buffers: Sequence[Buffer], feeds: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The inputs of the changed model, from the inputs (`feeds`) and outputs of a run of the original.
+    """The inputs of the changed model, from the inputs (`feeds`) and outputs of a run of the
+    original.
 
     Raises:
         InputError: the original model has no such cache, or the cache has no such axis.
@@ -77,7 +83,9 @@ def buffer_feeds(
             raise InputError(f"the original model has no cache '{buffer.past}', '{buffer.present}'")
         past, present = feeds[buffer.past], outputs[buffer.present]
         if past.ndim != present.ndim or not 0 <= buffer.axis < past.ndim:
-            raise InputError(f"the cache '{buffer.past}', '{buffer.present}' has no axis {buffer.axis} in the original")
+            raise InputError(
+                f"the cache '{buffer.past}', '{buffer.present}' has no axis {buffer.axis} in the original"
+            )
         shape = list(present.shape)
         shape[buffer.axis] = max(shape[buffer.axis], past.shape[buffer.axis]) + SPARE
         memory = np.full(shape, _garbage(past.dtype), past.dtype)
@@ -90,10 +98,13 @@ def buffer_feeds(
 def grown_outputs(
     buffers: Sequence[Buffer], found: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The outputs `found` of the changed model in the shapes of the original, without the rows that are not in use."""
+    """The outputs `found` of the changed model in the shapes of the original, without the rows that
+    are not in use."""
     grown = dict(found)
     for buffer in buffers:
-        grown[buffer.present] = buffer.rows(found[buffer.present], outputs[buffer.present].shape[buffer.axis])
+        grown[buffer.present] = buffer.rows(
+            found[buffer.present], outputs[buffer.present].shape[buffer.axis]
+        )
     return grown
 
 

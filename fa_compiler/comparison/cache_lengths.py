@@ -2,21 +2,25 @@
 
 Three things give the number of keys: shapes, a total, and a length for each batch entry.
 
-    com.microsoft.GroupQueryAttention   S rows, past of P keys, T = total_sequence_length, length = seqlens_k + 1
+    com.microsoft.GroupQueryAttention   S rows, past of P keys, T = total_sequence_length, length =
+                                        seqlens_k + 1
         without a past   T = S
         prompt           T = S, for any past
-        after it         S < T <= P + S, with one row or one batch entry; no entry has fewer keys than rows
+        after it         S < T <= P + S, with one row or one batch entry; no entry has fewer keys
+                         than rows
         always           1 <= length <= T
     ai.onnx.Attention                   T keys, length = nonpad_kv_seqlen
         always           1 <= length <= T
     com.microsoft.MultiHeadAttention, DecoderMaskedMultiHeadAttention
-                                        S rows, past with a capacity of P keys, length = past_sequence_length
+                                        S rows, past with a capacity of P keys, length =
+                                        past_sequence_length
         always           length + S = T <= P, with a mask or bias for T keys
 
-Sizes are tried in turn: one token after a full cache, several tokens of one batch entry after it, a prompt. A length or
-total may be an input of the model, apart from casts, reshapes and added constants; this input then gets the right
-number. If a length is the sum of an input, that input is a mask. If the model computes a length in another way, ONNX
-Runtime runs these nodes, and their result has to be consistent with the sizes.
+Sizes are tried in turn: one token after a full cache, several tokens of one batch entry after it, a
+prompt. A length or total may be an input of the model, apart from casts, reshapes and added
+constants; this input then gets the right number. If a length is the sum of an input, that input is
+a mask. If the model computes a length in another way, ONNX Runtime runs these nodes, and their
+result has to be consistent with the sizes.
 """
 
 from __future__ import annotations
@@ -39,18 +43,26 @@ GROUP_QUERY = ("com.microsoft", "GroupQueryAttention")
 PASTS, SEQLENS, TOTAL = (3, 4), 5, 6
 NONPAD = 6
 """The indices of inputs: of GroupQueryAttention above, of ai.onnx Attention here."""
-PREALLOCATED = {("com.microsoft", "MultiHeadAttention"): 6, ("com.microsoft", "DecoderMaskedMultiHeadAttention"): 5}
-"""Operators that may have preallocated caches, and the index of the first cache. The mask and the bias precede it."""
-CACHED_OPERATORS = frozenset({GROUP_QUERY, ("", "Attention"), ("ai.onnx", "Attention"), *PREALLOCATED})
+PREALLOCATED = {
+    ("com.microsoft", "MultiHeadAttention"): 6,
+    ("com.microsoft", "DecoderMaskedMultiHeadAttention"): 5,
+}
+"""Operators that may have preallocated caches, and the index of the first cache. The mask and the
+bias precede it."""
+CACHED_OPERATORS = frozenset(
+    {GROUP_QUERY, ("", "Attention"), ("ai.onnx", "Attention"), *PREALLOCATED}
+)
 """The operators of which `cached_attention` makes a CachedAttention."""
 
 MAX_NODES = 1000
-"""Lengths that need more nodes than this are not computed; the run of the model will show whether they fit."""
+"""Lengths that need more nodes than this are not computed; the run of the model will show whether
+they fit."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes to try: batch size, rows of the query and keys of a past. In a prompt, the rows have all the keys."""
+    """Sizes to try: batch size, rows of the query and keys of a past. In a prompt, the rows have
+    all the keys."""
 
     batch: int
     rows: int
@@ -62,9 +74,10 @@ class Sizes:
 class CachedAttention:
     """One attention node over a cache.
 
-    `batch`, `rows` and `past` are sizes of its inputs. `total` is the number of keys, as a size or as a value of the
-    graph. The length of a batch entry is the value `lengths` plus `length_offset`. A `preallocated` past has a capacity
-    of `past` keys, and the length counts the keys before the new ones.
+    `batch`, `rows` and `past` are sizes of its inputs. `total` is the number of keys, as a size or
+    as a value of the graph. The length of a batch entry is the value `lengths` plus
+    `length_offset`. A `preallocated` past has a capacity of `past` keys, and the length counts the
+    keys before the new ones.
     """
 
     node: ir.Node
@@ -84,8 +97,8 @@ class CachedAttention:
 
 @dataclass(frozen=True)
 class Requirements:
-    """Requirements on the inputs: the batch size, the other symbolic sizes, the values of inputs by name, and the names
-    of the inputs that are masks."""
+    """Requirements on the inputs: the batch size, the other symbolic sizes, the values of inputs by
+    name, and the names of the inputs that are masks."""
 
     batch: int
     sizes: Mapping[str, int]
@@ -104,7 +117,8 @@ def named_sizes(model: onnx.ModelProto) -> ir.Model:
     for value in loaded.graph.inputs:
         if value.shape is not None:
             named = [
-                size_name(value.name or "", axis) if _is_unnamed(dim) else dim for axis, dim in enumerate(value.shape)
+                size_name(value.name or "", axis) if _is_unnamed(dim) else dim
+                for axis, dim in enumerate(value.shape)
             ]
             value.shape = ir.Shape(named)
     return loaded
@@ -117,30 +131,52 @@ def cached_attention(graph: ir.Graph, info: ShapeInfo) -> list[CachedAttention]:
 
 
 def attempts(
-    calls: Sequence[CachedAttention], length: int, batch: int, shared: bool, demanded: Mapping[str, int]
+    calls: Sequence[CachedAttention],
+    length: int,
+    batch: int,
+    shared: bool,
+    demanded: Mapping[str, int],
 ) -> Iterator[Requirements]:
-    """The requirements to try, the likeliest first. With `shared` all keys, new ones included, fit into the past.
-    `demanded` holds the sizes that are known (demanded_sizes.py)."""
+    """The requirements to try, the likeliest first. With `shared` all keys, new ones included, fit
+    into the past. `demanded` holds the sizes that are known (demanded_sizes.py)."""
     past = 2 * length if shared else length
-    after = (Sizes(batch, 1, past), Sizes(1, length, past)) if any(call.past is not None for call in calls) else ()
+    after = (
+        (Sizes(batch, 1, past), Sizes(1, length, past))
+        if any(call.past is not None for call in calls)
+        else ()
+    )
     for sizes in (*after, *(Sizes(count, length, past, prompt=True) for count in (batch, 1))):
         yield _given(calls, sizes, shared, demanded)
 
 
 def attempts_of(
-    calls: Sequence[CachedAttention], batch: int, rows: int, past: int, shared: bool, demanded: Mapping[str, int]
+    calls: Sequence[CachedAttention],
+    batch: int,
+    rows: int,
+    past: int,
+    shared: bool,
+    demanded: Mapping[str, int],
 ) -> Iterator[Requirements]:
-    """`attempts` with this number of new rows, and of cached keys before them. `shared` caches have room for both."""
+    """`attempts` with this number of new rows, and of cached keys before them. `shared` caches have
+    room for both."""
     room = past + rows if shared else past
     for count in dict.fromkeys((batch, 1)):
         yield _given(calls, Sizes(count, rows, room, prompt=not past), shared, demanded)
 
 
 def disagreement(
-    model: onnx.ModelProto, calls: Sequence[CachedAttention], sizes: Mapping[str, int], feeds: Mapping[str, np.ndarray]
+    model: onnx.ModelProto,
+    calls: Sequence[CachedAttention],
+    sizes: Mapping[str, int],
+    feeds: Mapping[str, np.ndarray],
 ) -> str | None:
     """Why these inputs are inconsistent, or None if no inconsistency is known."""
-    values = {value for call in calls for value in (call.total, call.lengths) if isinstance(value, ir.Value)}
+    values = {
+        value
+        for call in calls
+        for value in (call.total, call.lengths)
+        if isinstance(value, ir.Value)
+    }
     numbers = _computed(model, values, feeds)
     for call in calls:
         if (fault := _fault(call, sizes, numbers)) is not None:
@@ -149,13 +185,18 @@ def disagreement(
 
 
 def shared_pairs(model: onnx.ModelProto) -> dict[str, str]:
-    """The present of each past of a GroupQueryAttention, where the past is an input and the present an output."""
-    inputs, outputs = ({value.name for value in values} for values in (model.graph.input, model.graph.output))
+    """The present of each past of a GroupQueryAttention, where the past is an input and the present
+    an output."""
+    inputs, outputs = (
+        {value.name for value in values} for values in (model.graph.input, model.graph.output)
+    )
     pairs: dict[str, str] = {}
     for node in model.graph.node:
         if (node.domain, node.op_type) == GROUP_QUERY:
             pairs.update(zip(node.input[PASTS[0] : PASTS[-1] + 1], node.output[1:3], strict=False))
-    return {past: present for past, present in pairs.items() if past in inputs and present in outputs}
+    return {
+        past: present for past, present in pairs.items() if past in inputs and present in outputs
+    }
 
 
 def _is_unnamed(dim: int | ir.SymbolicDim) -> bool:
@@ -174,14 +215,23 @@ def _call(node: ir.Node, info: ShapeInfo) -> CachedAttention | None:
             return None
         known = info.integer(total)
         past = None if input_of(node, PASTS[0]) is None else size(PASTS[0], 2)
-        return CachedAttention(node, size(0, 0), size(0, 1), past, total if known is None else known, lengths, 1)
+        return CachedAttention(
+            node, size(0, 0), size(0, 1), past, total if known is None else known, lengths, 1
+        )
     if (first := PREALLOCATED.get((node.domain, node.op_type))) is not None:
         lengths = input_of(node, first + 2)
         beside = first - 2 if input_of(node, first - 2) is not None else first - 1
         if lengths is None:
             return None
         return CachedAttention(
-            node, size(0, 0), size(0, 1), size(first, 2), size(beside, -1), lengths, 0, preallocated=True
+            node,
+            size(0, 0),
+            size(0, 1),
+            size(first, 2),
+            size(beside, -1),
+            lengths,
+            0,
+            preallocated=True,
         )
     lengths = input_of(node, NONPAD) if is_op(node, "Attention") else None
     if lengths is None:
@@ -189,7 +239,9 @@ def _call(node: ir.Node, info: ShapeInfo) -> CachedAttention | None:
     return CachedAttention(node, size(0, 0), size(0, -2), None, size(1, -2), lengths, 0)
 
 
-def _given(calls: Sequence[CachedAttention], tried: Sizes, shared: bool, demanded: Mapping[str, int]) -> Requirements:
+def _given(
+    calls: Sequence[CachedAttention], tried: Sizes, shared: bool, demanded: Mapping[str, int]
+) -> Requirements:
     attempt = _Attempt(tried, shared, dict(demanded))
     for call in calls:
         attempt.fit(call)
@@ -198,7 +250,8 @@ def _given(calls: Sequence[CachedAttention], tried: Sizes, shared: bool, demande
 
 @dataclass
 class _Attempt:
-    """The sizes, numbers and masks that fit the calls so far, where `tried` are the sizes of a call that has none."""
+    """The sizes, numbers and masks that fit the calls so far, where `tried` are the sizes of a call
+    that has none."""
 
     tried: Sizes
     shared: bool
@@ -208,7 +261,10 @@ class _Attempt:
 
     def fit(self, call: CachedAttention) -> None:
         """Adds what the call needs: its sizes, its total and its lengths."""
-        batch, rows = self._size(call.batch, self.tried.batch), self._size(call.rows, self.tried.rows)
+        batch, rows = (
+            self._size(call.batch, self.tried.batch),
+            self._size(call.rows, self.tried.rows),
+        )
         past = None if call.past is None else self._size(call.past, self.tried.past)
         keys = self._keys(call, rows, past)
         total = self._size(call.total, keys) if isinstance(call.total, Dim) else keys
@@ -242,8 +298,8 @@ class _Attempt:
 
 
 def _lengths(call: CachedAttention, batch: int, rows: int, total: int) -> np.ndarray:
-    """The lengths of the batch entries: every other entry is a quarter shorter than the total, if its rows allow it. A
-    preallocated cache has one length, without the rows."""
+    """The lengths of the batch entries: every other entry is a quarter shorter than the total, if
+    its rows allow it. A preallocated cache has one length, without the rows."""
     if call.preallocated:
         return np.array(total - rows)
     least = 1 if total == rows else min(rows, total)
@@ -253,7 +309,8 @@ def _lengths(call: CachedAttention, batch: int, rows: int, total: int) -> np.nda
 
 @dataclass(frozen=True)
 class _Origin:
-    """The input from which a value is computed: the value is the input, or its sum if `summed`, plus `added`."""
+    """The input from which a value is computed: the value is the input, or its sum if `summed`,
+    plus `added`."""
 
     name: str
     added: int
@@ -282,7 +339,9 @@ def _origin(value: ir.Value | None) -> _Origin | None:
     return None if value is None or not value.name else _Origin(value.name, added, summed)
 
 
-def _fault(call: CachedAttention, sizes: Mapping[str, int], numbers: Mapping[str, np.ndarray]) -> str | None:
+def _fault(
+    call: CachedAttention, sizes: Mapping[str, int], numbers: Mapping[str, np.ndarray]
+) -> str | None:
     rows = call.rows.evaluate(sizes)
     past = None if call.past is None else call.past.evaluate(sizes)
     total, lengths = _total(call, sizes, numbers), numbers.get(call.lengths.name or "")
@@ -293,7 +352,10 @@ def _fault(call: CachedAttention, sizes: Mapping[str, int], numbers: Mapping[str
     if not lengths.size:  # without a batch entry any rows fit
         longest, shortest = call.length_offset, 1 + call.length_offset
     else:
-        longest, shortest = int(lengths.max()) + call.length_offset, int(lengths.min()) + call.length_offset
+        longest, shortest = (
+            int(lengths.max()) + call.length_offset,
+            int(lengths.min()) + call.length_offset,
+        )
     if shortest < 1:
         return f"a batch entry has {shortest} keys"
     if total is not None and longest > total:
@@ -301,7 +363,9 @@ def _fault(call: CachedAttention, sizes: Mapping[str, int], numbers: Mapping[str
     return _rows_fault(call, sizes, total, shortest)
 
 
-def _total(call: CachedAttention, sizes: Mapping[str, int], numbers: Mapping[str, np.ndarray]) -> int | None:
+def _total(
+    call: CachedAttention, sizes: Mapping[str, int], numbers: Mapping[str, np.ndarray]
+) -> int | None:
     """The total number of keys, or None if it is unknown."""
     if isinstance(call.total, Dim):
         return call.total.evaluate(sizes)
@@ -309,8 +373,11 @@ def _total(call: CachedAttention, sizes: Mapping[str, int], numbers: Mapping[str
     return None if array is None or array.size != 1 else int(array.reshape(()))
 
 
-def _rows_fault(call: CachedAttention, sizes: Mapping[str, int], total: int | None, shortest: int | None) -> str | None:
-    """Why the rows do not fit the total, the past and the shortest length of a call with a total as input."""
+def _rows_fault(
+    call: CachedAttention, sizes: Mapping[str, int], total: int | None, shortest: int | None
+) -> str | None:
+    """Why the rows do not fit the total, the past and the shortest length of a call with a total as
+    input."""
     rows, batch = call.rows.evaluate(sizes), call.batch.evaluate(sizes)
     if call.length_offset == 0 or total is None or rows is None or total == rows:
         return None
@@ -326,7 +393,9 @@ def _rows_fault(call: CachedAttention, sizes: Mapping[str, int], total: int | No
     return None
 
 
-def _preallocated_fault(rows: int | None, past: int | None, total: int | None, before: np.ndarray | None) -> str | None:
+def _preallocated_fault(
+    rows: int | None, past: int | None, total: int | None, before: np.ndarray | None
+) -> str | None:
     if rows is None or before is None or before.size != 1:
         return None
     keys = int(before.reshape(())) + rows
@@ -337,8 +406,11 @@ def _preallocated_fault(rows: int | None, past: int | None, total: int | None, b
     return None
 
 
-def _computed(model: onnx.ModelProto, values: set[ir.Value], feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The contents of the values by name, for those that can be computed without the rest of the model."""
+def _computed(
+    model: onnx.ModelProto, values: set[ir.Value], feeds: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The contents of the values by name, for those that can be computed without the rest of the
+    model."""
     found: dict[str, np.ndarray] = {}
     wanted: list[str] = []
     for value in values:
@@ -354,20 +426,27 @@ def _computed(model: onnx.ModelProto, values: set[ir.Value], feeds: Mapping[str,
     options.log_severity_level = 4
     try:
         session = OwnSession(part.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        results = session.run(wanted, {value.name: feeds[value.name] for value in session.get_inputs()})
-    except Exception:  # ONNX Runtime's exceptions share no base class; the run of the model will report the error
+        results = session.run(
+            wanted, {value.name: feeds[value.name] for value in session.get_inputs()}
+        )
+    except (
+        Exception
+    ):  # ONNX Runtime's exceptions share no base class; the run of the model will report the error
         return found
     return found | dict(zip(wanted, map(np.asarray, results), strict=True))
 
 
 def _part(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelProto | None:
-    """The nodes that compute the outputs, as a model; None if they are too many or hold graphs or external weights."""
+    """The nodes that compute the outputs, as a model; None if they are too many or hold graphs or
+    external weights."""
     graph, needed, nodes = model.graph, set(outputs), []
     for node in reversed(graph.node):
         if not needed.isdisjoint(node.output):
             nodes.append(node)
             needed.update(node.input)
-            if len(nodes) > MAX_NODES or any(attribute.HasField("g") for attribute in node.attribute):
+            if len(nodes) > MAX_NODES or any(
+                attribute.HasField("g") for attribute in node.attribute
+            ):
                 return None
     weights = [tensor for tensor in graph.initializer if tensor.name in needed]
     if any(map(is_external, weights)):
@@ -375,4 +454,6 @@ def _part(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelProto | N
     inputs = [value for value in graph.input if value.name in needed]
     results = [onnx.ValueInfoProto(name=name) for name in outputs]
     part = onnx.helper.make_graph(nodes[::-1], "lengths", inputs, results, weights)
-    return onnx.helper.make_model(part, opset_imports=model.opset_import, ir_version=model.ir_version)
+    return onnx.helper.make_model(
+        part, opset_imports=model.opset_import, ir_version=model.ir_version
+    )

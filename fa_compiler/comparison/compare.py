@@ -1,31 +1,35 @@
 """Runs two models in ONNX Runtime on the same inputs and compares every output.
 
-The first model, the original, is the truth: it runs with graph optimisations off. An output agrees if NaN and
-infinities are at the same positions, and the finite values differ by at most the tolerance times the largest finite
-value of the original. Integer, boolean and text outputs have to be equal.
+The first model, the original, is the truth: it runs with graph optimisations off. An output agrees
+if NaN and infinities are at the same positions, and the finite values differ by at most the
+tolerance times the largest finite value of the original. Integer, boolean and text outputs have to
+be equal.
 
-ONNX Runtime's own optimisations change some models by more than the tolerance. If the user gave none, and if they
-change the original's output by at least half as much as the second model differs, an output agrees, too, if
+ONNX Runtime's own optimisations change some models by more than the tolerance. If the user gave
+none, and if they change the original's output by at least half as much as the second model differs,
+an output agrees, too, if
 
 - both models agree without these optimisations, or
-- it differs by at most MOST_NOISE, or twice the tolerance. If that is much more than the tolerance, the comparison is
-  blunt, which it says: a smaller fault would not show.
+- it differs by at most MOST_NOISE, or twice the tolerance. If that is much more than the tolerance,
+  the comparison is blunt, which it says: a smaller fault would not show.
 
-An output also agrees if it differs by at most twice what other last bits of its weights change in the original
-(nudged.py), by at most ten times the tolerance, and by at most MOST_NOISE: the original's own rounding errors are as
-large then.
+An output also agrees if it differs by at most twice what other last bits of its weights change in
+the original (nudged.py), by at most ten times the tolerance, and by at most MOST_NOISE: the
+original's own rounding errors are as large then.
 
-A model that rounds to integers while it runs enlarges differences: a number between two integers falls to the other
-side because its last bit differs, and what follows may enlarge the step without limit. So an output that differs is
-compared once more, with the roundings taken out of both models (unrounded.py) and nothing else changed. It agrees if it
-agrees there, and if both models round as often by the same scales. If the user vouches that scores and probabilities
-need not be rounded, the second model may lack some of the first one's roundings. What is not found is a rounding that
-is moved to another place with the same scale; no fusion does that.
+A model that rounds to integers while it runs enlarges differences: a number between two integers
+falls to the other side because its last bit differs, and what follows may enlarge the step without
+limit. So an output that differs is compared once more, with the roundings taken out of both models
+(unrounded.py) and nothing else changed. It agrees if it agrees there, and if both models round as
+often by the same scales. If the user vouches that scores and probabilities need not be rounded, the
+second model may lack some of the first one's roundings. What is not found is a rounding that is
+moved to another place with the same scale; no fusion does that.
 
-Random inputs come in rounds: first with ones and zeros in masks, then with the other masks that users feed (masks.py).
-An input of one boolean, such as use_cache_branch of a merged decoder, is true in some rounds and false in others.
-A round with which the original does not run is left out. The first round that shows a difference is the result. Dynamic
-sizes are tried in turn until the original runs.
+Random inputs come in rounds: first with ones and zeros in masks, then with the other masks that
+users feed (masks.py). An input of one boolean, such as use_cache_branch of a merged decoder, is
+true in some rounds and false in others. A round with which the original does not run is left out.
+The first round that shows a difference is the result. Dynamic sizes are tried in turn until the
+original runs.
 """
 
 from __future__ import annotations
@@ -48,7 +52,13 @@ from fa_compiler import op_registry
 from fa_compiler.checks.operators import without_kernel
 from fa_compiler.comparison.buffers import Buffer, buffer_feeds, buffers_of, grown_outputs
 from fa_compiler.comparison.cache_lengths import shared_pairs
-from fa_compiler.comparison.feeds import Sizes, load_inputs, named_inputs, random_inputs, with_misfit
+from fa_compiler.comparison.feeds import (
+    Sizes,
+    load_inputs,
+    named_inputs,
+    random_inputs,
+    with_misfit,
+)
 from fa_compiler.comparison.lengths import lengths_of, other_length, sizes_for
 from fa_compiler.comparison.masks import MaskKind, is_mask, mask_kinds
 from fa_compiler.comparison.nudged import nudged_weights
@@ -57,7 +67,13 @@ from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import LibraryUnusable, register_custom_ops
 from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.reading import check_weights, read_proto, refuse_sharded
-from fa_compiler.passes.answer.options import ANY_LENGTH, DECODE, DROP_ROUNDINGS, SEPARATE_CACHES, SHARED_CACHES
+from fa_compiler.passes.answer.options import (
+    ANY_LENGTH,
+    DECODE,
+    DROP_ROUNDINGS,
+    SEPARATE_CACHES,
+    SHARED_CACHES,
+)
 from fa_compiler.passes.answer.report import printable
 from fa_compiler.passes.answer.shown import Shown
 from fa_compiler.passes.ir.nodes import RANDOM
@@ -69,24 +85,30 @@ TOLERANCES = {
     onnx.TensorProto.FLOAT16: 2e-3,
     onnx.TensorProto.FLOAT: 1e-5,
 }
-"""The tolerance by the coarsest type of a model, the coarsest first. With and without its own optimisations, ONNX
-Runtime differs from itself by up to 5e-6 in float32 and 7.5e-4 in float16; bfloat16 has 3 bits less than float16."""
+"""The tolerance by the coarsest type of a model, the coarsest first. With and without its own
+optimisations, ONNX Runtime differs from itself by up to 5e-6 in float32 and 7.5e-4 in float16;
+bfloat16 has 3 bits less than float16."""
 
 
 Round: TypeAlias = tuple[MaskKind, dict[str, np.ndarray], dict[str, Any]]
 
 COARSE_TOLERANCE = 5e-3
-"""The least tolerance for masks whose numbers stay beside the scores that count (masks.py). Beside a mask number such
-as -1e4, a float32 score keeps only ten bits behind the binary point: a difference in the last bit of a score becomes
-visible. The error of a wrong fusion is larger than this in such rows."""
+"""The least tolerance for masks whose numbers stay beside the scores that count (masks.py). Beside
+a mask number such as -1e4, a float32 score keeps only ten bits behind the binary point: a
+difference in the last bit of a score becomes visible. The error of a wrong fusion is larger than
+this in such rows."""
 
 MOST_NOISE = 1e-2
-"""The largest difference that is taken for rounding. A wrong mask or scale makes a larger one in most models."""
+"""The largest difference that is taken for rounding. A wrong mask or scale makes a larger one in
+most models."""
 BLUNT = 10
 """How many times the tolerance may be allowed until a comparison says that it is blunt."""
 FIT_ADVICE = "; give inputs that fit the model with verify --inputs"
-SHARED_ADVICE = f"if it was fused with the assumption {SHARED_CACHES}, verify it with this assumption, too; "
-"""What goes before the reason for a model that does not run beside an original whose caches could be shared buffers."""
+SHARED_ADVICE = (
+    f"if it was fused with the assumption {SHARED_CACHES}, verify it with this assumption, too; "
+)
+"""What goes before the reason for a model that does not run beside an original whose caches could
+be shared buffers."""
 
 
 class CannotRunError(FaCompilerError):
@@ -97,11 +119,12 @@ class CannotRunError(FaCompilerError):
 class OutputComparison:
     """The comparison of one output.
 
-    `largest` is the largest difference, relative to the largest finite value of the original; None if it does not
-    apply. `fault` is the reason why the output does not agree; None if it agrees. The others are known only if the
-    verdict depended on them. `noise` is the difference that ONNX Runtime's own optimisations make, and `unoptimised`
-    the largest difference without these in both models. `nudged` is the difference that other last bits of the weights
-    make, and `unrounded` the largest one without the roundings to integers.
+    `largest` is the largest difference, relative to the largest finite value of the original; None
+    if it does not apply. `fault` is the reason why the output does not agree; None if it agrees.
+    The others are known only if the verdict depended on them. `noise` is the difference that ONNX
+    Runtime's own optimisations make, and `unoptimised` the largest difference without these in both
+    models. `nudged` is the difference that other last bits of the weights make, and `unrounded` the
+    largest one without the roundings to integers.
     """
 
     name: str
@@ -115,7 +138,8 @@ class OutputComparison:
     nudged: float | None = None
 
     def allowed(self, tolerance: float) -> float:
-        """The difference that was allowed because ONNX Runtime differs from itself; 0 where that was not needed."""
+        """The difference that was allowed because ONNX Runtime differs from itself; 0 where that
+        was not needed."""
         needed = self.fault is None and {self.unoptimised, self.unrounded, self.nudged} == {None}
         return allowance(self.noise, tolerance) if needed and self.noise is not None else 0.0
 
@@ -130,18 +154,25 @@ class OutputComparison:
                 f"{self.noise:.2g}"
             )
         if self.nudged is not None:
-            return f"same (other last bits of the weights change the first model by {self.nudged:.2g})"
+            return (
+                f"same (other last bits of the weights change the first model by {self.nudged:.2g})"
+            )
         if self.unrounded is not None:
             return f"same without the roundings to integers, which differ ({self.unrounded:.2g})"
-        return "same" if self.noise is None else f"same (ONNX Runtime differs from itself by {self.noise:.2g})"
+        return (
+            "same"
+            if self.noise is None
+            else f"same (ONNX Runtime differs from itself by {self.noise:.2g})"
+        )
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Shown):
-    """The result of a comparison: all outputs, in the original's order, and the tolerance. `feed` names the kind of the
-    inputs, `sizes` holds their shapes, and `rounds` is the number of kinds that were tried. `blunt` is the difference
-    below which a fault would not show, if it is far above the tolerance; else 0. A comparison counts as true if every
-    output agrees, so that `assert verify(...)` asks what it seems to ask."""
+    """The result of a comparison: all outputs, in the original's order, and the tolerance. `feed`
+    names the kind of the inputs, `sizes` holds their shapes, and `rounds` is the number of kinds
+    that were tried. `blunt` is the difference below which a fault would not show, if it is far
+    above the tolerance; else 0. A comparison counts as true if every output agrees, so that
+    `assert verify(...)` asks what it seems to ask."""
 
     outputs: tuple[OutputComparison, ...]
     tolerance: float
@@ -169,7 +200,9 @@ class Comparison(Shown):
         else:
             other = sum(output.fault is not None for output in self.outputs)
             verdict = f"{other} of {count} outputs {'differs' if other == 1 else 'differ'}"
-        excused = self.same and any((output.largest or 0.0) > self.tolerance for output in self.outputs)
+        excused = self.same and any(
+            (output.largest or 0.0) > self.tolerance for output in self.outputs
+        )
         or_rounding = ", or what rounding explains" if excused else ""
         return f"{verdict} (tolerance {self.tolerance:g} of an output's largest finite value{or_rounding})"
 
@@ -193,7 +226,9 @@ class Comparison(Shown):
         rows = [["output", "type", "largest difference", "verdict"]]
         for output in self.outputs:
             largest = "" if output.largest is None else f"{output.largest:.2g}"
-            rows.append([output.name, f"{output.dtype}{list(output.shape)}", largest, output.verdict])
+            rows.append(
+                [output.name, f"{output.dtype}{list(output.shape)}", largest, output.verdict]
+            )
         return [[printable(cell) for cell in row] for row in rows]
 
     @property
@@ -206,7 +241,8 @@ class Comparison(Shown):
 
 
 def _are_shared(shared: bool, assume: Collection[str]) -> bool:
-    """Is each past one buffer with its present, by the user's word of either kind? Raises InputError."""
+    """Is each past one buffer with its present, by the user's word of either kind? Raises
+    InputError."""
     if shared and SEPARATE_CACHES in assume:
         raise InputError(f"shared caches and the assumption {SEPARATE_CACHES!r} cannot both hold")
     return shared or SHARED_CACHES in assume
@@ -223,8 +259,9 @@ def compare_models(
 ) -> Comparison:
     """Compare two model files.
 
-    If only `other` has caches that are buffers (`optimize` with `in_place_caches`), each of its buffers gets spare rows
-    of NaN and is bound as past and as present. Only the rows that the original has are compared.
+    If only `other` has caches that are buffers (`optimize` with `in_place_caches`), each of its
+    buffers gets spare rows of NaN and is bound as past and as present. Only the rows that the
+    original has are compared.
 
     Args:
         original: the model that is the truth.
@@ -232,25 +269,34 @@ def compare_models(
         inputs: the inputs by name, or an .npz file with them; None makes random inputs.
         rtol: the tolerance; None chooses it by the coarsest type.
         name: stands for `other` in messages.
-        shared: bind each past of a GroupQueryAttention of `original` and its present to one buffer, in both models. So
-            does the assumption shared-caches.
+        shared: bind each past of a GroupQueryAttention of `original` and its present to one buffer,
+            in both models. So does the assumption shared-caches.
         assume: the assumptions (ASSUMPTIONS) that the user vouches for. Random inputs satisfy them.
 
     Raises:
-        InputError: a file or the inputs cannot be used, ONNX Runtime cannot run the original, or an output of it that
-            does not agree differs from run to run.
+        InputError: a file or the inputs cannot be used, ONNX Runtime cannot run the original, or an
+            output of it that does not agree differs from run to run.
         CannotRunError: ONNX Runtime runs the original but not `other`.
     """
     shared = _are_shared(shared, assume)
     proto, other_proto = read_proto(original), read_proto(other)
     for path, read in ((original, proto), (other, other_proto)):
         refuse_sharded(read, str(path), "compare what `fa-compiler run` writes for it")
-    buffers = _own_buffers(proto, other_proto, f"{original} has its caches in place, and {name or other} has not")
+    buffers = _own_buffers(
+        proto, other_proto, f"{original} has its caches in place, and {name or other} has not"
+    )
     tolerance = tolerance_for(proto) if rtol is None else rtol
     runner = _loaded(original, proto)
     pairs, advice = _pairing(proto, shared)
     rival = _Rival(name or str(other), original, other, other_proto, buffers, pairs, advice)
-    excuses = _Excuses(original, proto, pairs, rival, _Unrounded(original, other, assume), most_of_nudges(tolerance))
+    excuses = _Excuses(
+        original,
+        proto,
+        pairs,
+        rival,
+        _Unrounded(original, other, assume),
+        most_of_nudges(tolerance),
+    )
     found: Comparison | None = None
     usual = _rounds(runner, original, proto, inputs, pairs, shared, assume, sizes_for(other_proto))
     rounds = chain(usual, _beyond(other, other_proto, inputs, assume))
@@ -262,17 +308,24 @@ def compare_models(
         if rtol is None:
             outputs = excuses.allow(outputs, feeds, changed, first, allowed)
         sizes = {key: array.shape for key, array in feeds.items()}
-        current = Comparison(tuple(outputs), allowed, what.name, sizes, count, _bluntness(outputs, allowed))
+        current = Comparison(
+            tuple(outputs), allowed, what.name, sizes, count, _bluntness(outputs, allowed)
+        )
         if not current.same:
             _check_repeats(original, proto, feeds, pairs, current)
             return current
-        found = current if found is None else replace(found, rounds=count, blunt=max(found.blunt, current.blunt))
+        found = (
+            current
+            if found is None
+            else replace(found, rounds=count, blunt=max(found.blunt, current.blunt))
+        )
     assert found is not None
     return found
 
 
 def _pairing(proto: onnx.ModelProto, shared: bool) -> tuple[Mapping[str, str], str]:
-    """The pasts that are bound with their presents, and the end of the message of a model that does not run."""
+    """The pasts that are bound with their presents, and the end of the message of a model that does
+    not run."""
     pairs = shared_pairs(proto)
     if shared:
         return pairs, ""
@@ -288,8 +341,9 @@ def _loaded(path: Path, proto: onnx.ModelProto) -> Runner:
 
 
 def _own_buffers(proto: onnx.ModelProto, other: onnx.ModelProto, swapped: str) -> Sequence[Buffer]:
-    """The caches that are buffers in the other model alone. Raises InputError, which begins with `swapped`, if the
-    first model has buffers, and the other one no input that counts their tokens."""
+    """The caches that are buffers in the other model alone. Raises InputError, which begins with
+    `swapped`, if the first model has buffers, and the other one no input that counts their
+    tokens."""
     own = buffers_of(proto)
     if not {buffer.length for buffer in own} <= {info.name for info in graph_inputs(other)}:
         raise InputError(f"{swapped}; give the original first")
@@ -297,7 +351,8 @@ def _own_buffers(proto: onnx.ModelProto, other: onnx.ModelProto, swapped: str) -
 
 
 class _Rival:
-    """The model to compare, which is loaded at its first run. Its buffers are bound as past and as present.
+    """The model to compare, which is loaded at its first run. Its buffers are bound as past and as
+    present.
 
     `advice` is the end of the message of a model that does not run.
     """
@@ -319,11 +374,14 @@ class _Rival:
         self.buffers = buffers
         self.pairs = {**pairs, **{buffer.past: buffer.present for buffer in buffers}}
 
-    def run(self, feeds: Mapping[str, np.ndarray], first: Mapping[str, Any], beside: str) -> dict[str, Any]:
-        """The outputs. Those of buffers have the rows that the outputs `first` of the original have.
+    def run(
+        self, feeds: Mapping[str, np.ndarray], first: Mapping[str, Any], beside: str
+    ) -> dict[str, Any]:
+        """The outputs. Those of buffers have the rows that the outputs `first` of the original
+        have.
 
-        Raises InputError if the library or a file with weights is missing, and CannotRunError if the model does not
-        run; `beside` says in which round.
+        Raises InputError if the library or a file with weights is missing, and CannotRunError if
+        the model does not run; `beside` says in which round.
         """
         try:
             if self._runner is None:
@@ -345,7 +403,9 @@ class _Rival:
                 message = f"{self._name} cannot be compared here: there is no CPU kernel of {' and '.join(missing)}"
             raise CannotRunError(message) from None
 
-    def unoptimised(self, feeds: Mapping[str, np.ndarray], first: Mapping[str, Any]) -> dict[str, Any]:
+    def unoptimised(
+        self, feeds: Mapping[str, np.ndarray], first: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """The outputs without ONNX Runtime's optimisations; none if it does not run so."""
         try:
             if self._plain is None:
@@ -357,8 +417,9 @@ class _Rival:
 
 @dataclass(frozen=True)
 class _Excuses:
-    """The differences that are not the fusion's: ONNX Runtime's own optimisations, rounding errors that the original
-    enlarges, and roundings to integers. `most` is the largest difference that may be such an error."""
+    """The differences that are not the fusion's: ONNX Runtime's own optimisations, rounding errors
+    that the original enlarges, and roundings to integers. `most` is the largest difference that may
+    be such an error."""
 
     original: Path
     proto: onnx.ModelProto
@@ -375,22 +436,31 @@ class _Excuses:
         first: Mapping[str, Any],
         tolerance: float,
     ) -> list[OutputComparison]:
-        """The outputs without the faults that have an excuse. `first` are those of the original for `feeds`, and
-        `changed` are the inputs of the other model."""
+        """The outputs without the faults that have an excuse. `first` are those of the original for
+        `feeds`, and `changed` are the inputs of the other model."""
         if any(output.fault is not None and output.largest is not None for output in outputs):
             third = Runner(self.original, self.proto, optimise=True).run(feeds, self.pairs)
-            outputs = [_with_noise(output, first[output.name], third.get(output.name)) for output in outputs]
+            outputs = [
+                _with_noise(output, first[output.name], third.get(output.name))
+                for output in outputs
+            ]
             if any(_is_noisy(output) for output in outputs):
                 plain = self.rival.unoptimised(changed, first)
-                outputs = [_allow_plain(output, first[output.name], plain, tolerance) for output in outputs]
+                outputs = [
+                    _allow_plain(output, first[output.name], plain, tolerance) for output in outputs
+                ]
             outputs = [_allow_noise(output, tolerance) for output in outputs]
         if any(_is_small(output, self.most) for output in outputs):
             nudged = {} if self._nudged is None else self._nudged.run(feeds, self.pairs)
-            outputs = [_allow_nudged(output, first[output.name], nudged, self.most) for output in outputs]
+            outputs = [
+                _allow_nudged(output, first[output.name], nudged, self.most) for output in outputs
+            ]
         if all(output.fault is None for output in outputs):
             return outputs
         rival = self.rival
-        return self.unrounded.judge(outputs, feeds, self.pairs, changed, rival.pairs, rival.buffers, tolerance)
+        return self.unrounded.judge(
+            outputs, feeds, self.pairs, changed, rival.pairs, rival.buffers, tolerance
+        )
 
     @cached_property
     def _nudged(self) -> Runner | None:
@@ -418,9 +488,11 @@ class _Unrounded:
         buffers: Sequence[Buffer],
         tolerance: float,
     ) -> list[OutputComparison]:
-        """The outputs, without their faults where they agree without the roundings; else the faults say more.
+        """The outputs, without their faults where they agree without the roundings; else the faults
+        say more.
 
-        The first model gets `feeds` and `pairs`, the second one `changed` and `own`, as in compare_models.
+        The first model gets `feeds` and `pairs`, the second one `changed` and `own`, as in
+        compare_models.
         """
         if self._runners is None and self._why is None:
             self._make()
@@ -432,7 +504,8 @@ class _Unrounded:
             second = grown_outputs(buffers, rival.run(changed, own), first)
         except Exception as error:  # of ONNX Runtime: they share no class
             return [
-                _with_words(output, f"it does not run without its roundings: {one_line(error)}") for output in outputs
+                _with_words(output, f"it does not run without its roundings: {one_line(error)}")
+                for output in outputs
             ]
         judged = []
         for output in outputs:
@@ -440,11 +513,15 @@ class _Unrounded:
                 judged.append(output)
                 continue
             found = compare_output(output.name, first[output.name], second, tolerance)
-            found = _allow_noise(_with_noise(found, first[output.name], third.get(output.name)), tolerance)
+            found = _allow_noise(
+                _with_noise(found, first[output.name], third.get(output.name)), tolerance
+            )
             if found.fault is None:
                 judged.append(replace(output, fault=None, unrounded=found.largest or 0.0))
             else:
-                judged.append(_with_words(output, f"without its roundings to integers: {found.fault}"))
+                judged.append(
+                    _with_words(output, f"without its roundings to integers: {found.fault}")
+                )
         return judged
 
     def _make(self) -> None:
@@ -454,7 +531,11 @@ class _Unrounded:
         if not rounded:
             self._why = ""
         elif again - rounded or (rounded - again and DROP_ROUNDINGS not in self._assume):
-            word = f"; --assume {DROP_ROUNDINGS} if the second model was made with it" if rounded > again else ""
+            word = (
+                f"; --assume {DROP_ROUNDINGS} if the second model was made with it"
+                if rounded > again
+                else ""
+            )
             self._why = f"{rounded.total()} and {again.total()} operators round to integers, or others do{word}"
         if self._why is not None:
             return
@@ -468,13 +549,19 @@ class _Unrounded:
             )
         except NotKnown as error:
             self._why = f"its roundings to integers cannot be left out: {error}"
-        except Exception as error:  # of protobuf, for models over 2 GiB, and of ONNX Runtime: they share no class
+        except (
+            Exception
+        ) as error:  # of protobuf, for models over 2 GiB, and of ONNX Runtime: they share no class
             self._why = f"its roundings to integers cannot be left out: {one_line(error)}"
 
 
 def _with_words(output: OutputComparison, words: str | None) -> OutputComparison:
     """The output with more words in its fault, if it has one."""
-    return replace(output, fault=f"{output.fault} ({words})") if output.fault is not None and words else output
+    return (
+        replace(output, fault=f"{output.fault} ({words})")
+        if output.fault is not None and words
+        else output
+    )
 
 
 def _check_repeats(
@@ -486,7 +573,8 @@ def _check_repeats(
 ) -> None:
     """Raise InputError if an output that does not agree differs between two runs of the original.
 
-    Numbers with a seed differ, too, but are the same in the first run of every model, so that their difference counts.
+    Numbers with a seed differ, too, but are the same in the first run of every model, so that their
+    difference counts.
     """
     drawing = [node for node in all_nodes(proto.graph.node) if node.op_type in RANDOM]
     free = [node for node in drawing if not any(attr.name == "seed" for attr in node.attribute)]
@@ -495,13 +583,18 @@ def _check_repeats(
     runner = Runner(path, proto, optimise=False)
     one, two = runner.run(feeds, pairs), runner.run(feeds, pairs)
     for output in found.outputs:
-        if output.fault is None or compare_output(output.name, one[output.name], two, found.tolerance).fault is None:
+        if (
+            output.fault is None
+            or compare_output(output.name, one[output.name], two, found.tolerance).fault is None
+        ):
             continue
         problem = f"{path} cannot be compared: its output {output.name!r} differs from one run to the next"
         if not free:
             raise InputError(problem)
         what = f"{free[0].op_type} {free[0].name or free[0].output[0]}"
-        raise InputError(f"{problem}: {what} draws random numbers; give it a seed, or export the model for inference")
+        raise InputError(
+            f"{problem}: {what} draws random numbers; give it a seed, or export the model for inference"
+        )
 
 
 def _rounds(
@@ -514,27 +607,45 @@ def _rounds(
     assume: Collection[str],
     tried: Sequence[Sizes],
 ) -> Iterator[Round]:
-    """The rounds: the kind of the inputs, the inputs, and the outputs of the original. There is at least one round.
-    `tried` are sizes for random inputs.
+    """The rounds: the kind of the inputs, the inputs, and the outputs of the original. There is at
+    least one round. `tried` are sizes for random inputs.
 
     Raises:
         InputError: no inputs can be made, or the original runs with none of them.
     """
     if inputs is not None:
-        feeds = named_inputs(inputs, proto) if isinstance(inputs, Mapping) else load_inputs(inputs, proto)
+        feeds = (
+            named_inputs(inputs, proto)
+            if isinstance(inputs, Mapping)
+            else load_inputs(inputs, proto)
+        )
         try:
             first = runner.run(feeds, pairs)
         except Exception as error:
             told = f"ONNX Runtime cannot run {path}: {one_line(error)}"
             raise InputError(with_misfit(told, feeds, proto)) from None
-        yield MaskKind("the given inputs" if isinstance(inputs, Mapping) else f"the inputs of {inputs}"), feeds, first
+        yield (
+            MaskKind(
+                "the given inputs" if isinstance(inputs, Mapping) else f"the inputs of {inputs}"
+            ),
+            feeds,
+            first,
+        )
         return
-    make = partial(random_inputs, proto, str(path), shared=shared, rows=1 if DECODE in assume else None)
+    make = partial(
+        random_inputs, proto, str(path), shared=shared, rows=1 if DECODE in assume else None
+    )
     try:
         sizes, feeds, first = _runnable(runner, path, make, pairs, tried)
     except InputError as error:
-        raise _only_separate(error, runner, path, partial(make, shared=False), tried) if shared else error from None
-    usual = MaskKind("masks of ones and zeros" if any(map(is_mask, graph_inputs(proto))) else "random inputs")
+        raise (
+            _only_separate(error, runner, path, partial(make, shared=False), tried)
+            if shared
+            else error
+        ) from None
+    usual = MaskKind(
+        "masks of ones and zeros" if any(map(is_mask, graph_inputs(proto))) else "random inputs"
+    )
     yield usual, feeds, first
     for kind, turned in _kinds(proto, usual, feeds, assume):
         try:
@@ -545,17 +656,27 @@ def _rounds(
         other |= {name: np.asarray(~other[name]) for name in turned}
         try:
             first = runner.run(other, pairs)
-        except Exception:  # inputs with which the original does not run say nothing about the other model
+        except (
+            Exception
+        ):  # inputs with which the original does not run say nothing about the other model
             continue
-        yield replace(kind, name=f"{kind.name}, and {turned[0]} the other way") if turned else kind, other, first
+        yield (
+            replace(kind, name=f"{kind.name}, and {turned[0]} the other way") if turned else kind,
+            other,
+            first,
+        )
 
 
 def _beyond(
-    path: Path, proto: onnx.ModelProto, inputs: Path | Mapping[str, npt.ArrayLike] | None, assume: Collection[str]
+    path: Path,
+    proto: onnx.ModelProto,
+    inputs: Path | Mapping[str, npt.ArrayLike] | None,
+    assume: Collection[str],
 ) -> Iterator[Round]:
-    """The round with a number of tokens for which the original is not right, if the user vouches that the model is
-    meant for every number: in the place of the original stands the other model without the library, whose bodies
-    compute the recurrence. None where inputs are given, and where the model has no bodies."""
+    """The round with a number of tokens for which the original is not right, if the user vouches
+    that the model is meant for every number: in the place of the original stands the other model
+    without the library, whose bodies compute the recurrence. None where inputs are given, and where
+    the model has no bodies."""
     if inputs is not None or ANY_LENGTH not in assume or not proto.functions:
         return
     length = other_length(lengths_of(proto))
@@ -568,9 +689,13 @@ def _beyond(
 
 
 def _kinds(
-    proto: onnx.ModelProto, usual: MaskKind, feeds: Mapping[str, np.ndarray], assume: Collection[str]
+    proto: onnx.ModelProto,
+    usual: MaskKind,
+    feeds: Mapping[str, np.ndarray],
+    assume: Collection[str],
 ) -> Iterator[tuple[MaskKind, Sequence[str]]]:
-    """The kinds of masks to try after the usual ones, each with the switches that are turned: none, and then all.
+    """The kinds of masks to try after the usual ones, each with the switches that are turned: none,
+    and then all.
 
     Switches are the boolean inputs of one element that are no masks.
     """
@@ -614,10 +739,14 @@ def _runnable(
 
 
 def _only_separate(
-    error: InputError, runner: Runner, path: Path, make: Callable[..., dict[str, np.ndarray]], wanted: Sequence[Sizes]
+    error: InputError,
+    runner: Runner,
+    path: Path,
+    make: Callable[..., dict[str, np.ndarray]],
+    wanted: Sequence[Sizes],
 ) -> InputError:
-    """The error of a model that does not run with shared caches. Where it runs with separate ones, which `make` makes,
-    it says so."""
+    """The error of a model that does not run with shared caches. Where it runs with separate ones,
+    which `make` makes, it says so."""
     try:
         _runnable(runner, path, make, {}, wanted)
     except InputError:
@@ -630,14 +759,15 @@ def _only_separate(
 
 
 def _round_tolerance(tolerance: float, what: MaskKind) -> float:
-    """The tolerance of a round after the first. It is ten times larger, up to COARSE_TOLERANCE, because rows that
-    attend few keys average less of their rounding errors."""
+    """The tolerance of a round after the first. It is ten times larger, up to COARSE_TOLERANCE,
+    because rows that attend few keys average less of their rounding errors."""
     wide = COARSE_TOLERANCE if what.coarse else min(10 * tolerance, COARSE_TOLERANCE)
     return max(tolerance, wide)
 
 
 def allowance(noise: float, tolerance: float) -> float:
-    """The difference that is allowed where ONNX Runtime's own optimisations make the difference `noise`."""
+    """The difference that is allowed where ONNX Runtime's own optimisations make the difference
+    `noise`."""
     return min(2 * noise, max(MOST_NOISE, 2 * tolerance))
 
 
@@ -647,7 +777,8 @@ def most_of_nudges(tolerance: float) -> float:
 
 
 def _bluntness(outputs: Sequence[OutputComparison], tolerance: float) -> float:
-    """The difference below which a fault would not show, if it is far above the tolerance; else 0."""
+    """The difference below which a fault would not show, if it is far above the tolerance; else
+    0."""
     most = max((output.allowed(tolerance) for output in outputs), default=0.0)
     return most if most > BLUNT * tolerance else 0.0
 
@@ -663,37 +794,55 @@ def _with_noise(output: OutputComparison, first: Any, third: Any) -> OutputCompa
 
 
 def _is_noisy(output: OutputComparison) -> bool:
-    """Does an output with a fault differ by no more than twice what ONNX Runtime differs from itself?"""
+    """Does an output with a fault differ by no more than twice what ONNX Runtime differs from
+    itself?"""
     largest, noise = output.largest, output.noise
-    return output.fault is not None and largest is not None and noise is not None and largest <= 2 * noise
+    return (
+        output.fault is not None
+        and largest is not None
+        and noise is not None
+        and largest <= 2 * noise
+    )
 
 
-def _allow_plain(output: OutputComparison, first: Any, plain: Mapping[str, Any], tolerance: float) -> OutputComparison:
-    """The output without its fault, if it is noisy and agrees with the one of the models without optimisations."""
+def _allow_plain(
+    output: OutputComparison, first: Any, plain: Mapping[str, Any], tolerance: float
+) -> OutputComparison:
+    """The output without its fault, if it is noisy and agrees with the one of the models without
+    optimisations."""
     if not _is_noisy(output) or output.name not in plain:
         return output
     found = compare_output(output.name, first, plain, tolerance)
-    return output if found.fault is not None else replace(output, fault=None, unoptimised=found.largest or 0.0)
+    return (
+        output
+        if found.fault is not None
+        else replace(output, fault=None, unoptimised=found.largest or 0.0)
+    )
 
 
 def _allow_noise(output: OutputComparison, tolerance: float) -> OutputComparison:
-    """The output without its fault, if the difference is at most `allowance`. Some models amplify rounding errors."""
+    """The output without its fault, if the difference is at most `allowance`. Some models amplify
+    rounding errors."""
     if not _is_noisy(output):
         return output
     assert output.largest is not None and output.noise is not None
     if output.largest <= allowance(output.noise, tolerance):
         return replace(output, fault=None)
     noise = f"ONNX Runtime's own optimisations change the first model by {output.noise:.2g}"
-    return replace(output, fault=f"{output.fault}; {noise}, so that inputs of your own (--inputs) tell more")
+    return replace(
+        output, fault=f"{output.fault}; {noise}, so that inputs of your own (--inputs) tell more"
+    )
 
 
 def _is_small(output: OutputComparison, most: float) -> bool:
     return output.fault is not None and output.largest is not None and output.largest <= most
 
 
-def _allow_nudged(output: OutputComparison, first: Any, nudged: Mapping[str, Any], most: float) -> OutputComparison:
-    """The output without its fault, if it differs by at most `most`, and by at most twice what other last bits of its
-    weights change. `first` and `nudged` are the original's outputs."""
+def _allow_nudged(
+    output: OutputComparison, first: Any, nudged: Mapping[str, Any], most: float
+) -> OutputComparison:
+    """The output without its fault, if it differs by at most `most`, and by at most twice what
+    other last bits of its weights change. `first` and `nudged` are the original's outputs."""
     if not _is_small(output, most) or output.name not in nudged:
         return output
     assert output.largest is not None
@@ -702,15 +851,26 @@ def _allow_nudged(output: OutputComparison, first: Any, nudged: Mapping[str, Any
 
 
 def tolerance_for(model: onnx.ModelProto) -> float:
-    """The tolerance of the coarsest floating-point type among a model's tensors, values and casts."""
+    """The tolerance of the coarsest floating-point type among a model's tensors, values and
+    casts."""
     graph = model.graph
     types = {tensor.data_type for tensor in all_tensors(model)}
-    types |= {info.type.tensor_type.elem_type for info in (*graph.input, *graph.output, *graph.value_info)}
-    types |= {a.i for node in graph.node if node.op_type == "Cast" for a in node.attribute if a.name == "to"}
+    types |= {
+        info.type.tensor_type.elem_type for info in (*graph.input, *graph.output, *graph.value_info)
+    }
+    types |= {
+        a.i
+        for node in graph.node
+        if node.op_type == "Cast"
+        for a in node.attribute
+        if a.name == "to"
+    }
     return next((value for dtype, value in TOLERANCES.items() if dtype in types), 1e-5)
 
 
-def compare_output(name: str, expected: Any, others: Mapping[str, Any], tolerance: float) -> OutputComparison:
+def compare_output(
+    name: str, expected: Any, others: Mapping[str, Any], tolerance: float
+) -> OutputComparison:
     """Compare one output with the one of the same name in `others`."""
     if name not in others:
         return _described(name, expected, None, "the output is missing")
@@ -722,8 +882,11 @@ def compare_output(name: str, expected: Any, others: Mapping[str, Any], toleranc
     return _described(name, expected, largest, fault)
 
 
-def compare_arrays(expected: np.ndarray, actual: np.ndarray, tolerance: float) -> tuple[float | None, str | None]:
-    """The largest difference, relative to the largest finite `expected` value, and why the arrays do not agree.
+def compare_arrays(
+    expected: np.ndarray, actual: np.ndarray, tolerance: float
+) -> tuple[float | None, str | None]:
+    """The largest difference, relative to the largest finite `expected` value, and why the arrays
+    do not agree.
 
     The first is None if it does not apply, the second is None if they agree.
     """
@@ -745,10 +908,15 @@ def compare_arrays(expected: np.ndarray, actual: np.ndarray, tolerance: float) -
     if difference == 0.0:
         return 0.0, None
     largest = difference / scale if scale else float("inf")
-    return largest, None if largest <= tolerance else f"differs by {largest:.2g}, more than {tolerance:g}"
+    return (
+        largest,
+        None if largest <= tolerance else f"differs by {largest:.2g}, more than {tolerance:g}",
+    )
 
 
-def _compare_objects(expected: Any, actual: Any, tolerance: float) -> tuple[float | None, str | None]:
+def _compare_objects(
+    expected: Any, actual: Any, tolerance: float
+) -> tuple[float | None, str | None]:
     """Compare sequences element by element, and other objects (maps) by equality."""
     if not (isinstance(expected, list) and isinstance(actual, list)):
         return None, None if expected == actual else "the values differ"
@@ -779,9 +947,9 @@ def _is_float(dtype: np.dtype) -> bool:
 class Runner:
     """A session of ONNX Runtime. bfloat16, which NumPy does not have, is passed as OrtValue.
 
-    `threads` is the number of threads that run an operator, 0 for ONNX Runtime's default. `folder` has the external
-    data of a model given as bytes. Without `library`, operators of ours are run by their bodies. `weights` take the
-    place of the model's initializers of these names.
+    `threads` is the number of threads that run an operator, 0 for ONNX Runtime's default. `folder`
+    has the external data of a model given as bytes. Without `library`, operators of ours are run by
+    their bodies. `weights` take the place of the model's initializers of these names.
     """
 
     def __init__(
@@ -802,7 +970,9 @@ class Runner:
         if library and any(opset.domain in op_registry.DOMAINS for opset in proto.opset_import):
             register_custom_ops(options)
         if folder is not None:
-            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+            options.add_session_config_entry(
+                "session.model_external_initializers_file_folder_path", str(folder)
+            )
         self._weights = {name: _to_ort(array) for name, array in (weights or {}).items()}
         for name, value in self._weights.items():  # the session reads them as long as it is
             options.add_initializer(name, value)
@@ -812,19 +982,24 @@ class Runner:
     def run(self, feeds: Mapping[str, np.ndarray], buffers: Mapping[str, str]) -> dict[str, Any]:
         """The outputs of a run. `buffers` maps an input to the output that shares its memory."""
         names = [output.name for output in self._session.get_outputs()]
-        types = [value.type for value in (*self._session.get_inputs(), *self._session.get_outputs())]
+        types = [
+            value.type for value in (*self._session.get_inputs(), *self._session.get_outputs())
+        ]
         if buffers:
             return self._run_bound(names, feeds, buffers)
         if "tensor(bfloat16)" not in types:
             return dict(zip(names, self._session.run(names, dict(feeds)), strict=True))
-        values = self._session.run_with_ort_values(names, {key: _to_ort(array) for key, array in feeds.items()})
+        values = self._session.run_with_ort_values(
+            names, {key: _to_ort(array) for key, array in feeds.items()}
+        )
         return dict(zip(names, _from_ort(values), strict=True))
 
     def _run_bound(
         self, names: Sequence[str], feeds: Mapping[str, np.ndarray], buffers: Mapping[str, str]
     ) -> dict[str, Any]:
         binding = self._session.io_binding()
-        memory = {key: array.copy() for key, array in feeds.items()}  # an OrtValue of an array shares its memory
+        # an OrtValue of an array shares its memory
+        memory = {key: array.copy() for key, array in feeds.items()}
         values = {key: _to_ort(array) for key, array in memory.items()}
         for key, value in values.items():
             binding.bind_ortvalue_input(key, value)

@@ -1,19 +1,22 @@
-"""The caches of a decoder, and the input whose rows are its new tokens, as the file of a model tells of them.
+"""The caches of a decoder, and the input whose rows are its new tokens, as the file of a model
+tells of them.
 
     buffer    named in the metadata of `in_place_caches`, whose count of tokens is an input
               | ScatterND(past, ..) of an input that gives an output; so `shared-caches` leaves a GroupQueryAttention
               | TensorScatter(past, ..) of an input that gives an output, not with the mode `circular`
-    shared    the past and present of a GroupQueryAttention, which may be one buffer or two of different sizes, where
-              nothing else reads the pasts, whose size is then the buffer's
-    kept      of a decoder with the input SWITCH: an input named as a past of an encoder, and its present: the first run
-              makes it, and no other changes it
-    state     an input and an output named so, of fixed sizes besides the batch: it is replaced, and holds no tokens
+    shared    the past and present of a GroupQueryAttention, which may be one buffer or two of
+              different sizes, where nothing else reads the pasts, whose size is then the buffer's
+    kept      of a decoder with the input SWITCH: an input named as a past of an encoder, and its
+              present: the first run makes it, and no other changes it
+    state     an input and an output named so, of fixed sizes besides the batch: it is replaced, and
+              holds no tokens
     growing   the past and present of another attention operator
               | an input named as a past, and the output of the same type named as its present
               | an input to which a Concat adds rows that make it an output (passes/in_place/caches.py)
 
-The first kind that fits is taken. The tokens of a cache lie along the axis that its operator or Concat tells, else
-along the first open dimension behind the batch, where one with a name of lengths goes before others.
+The first kind that fits is taken. The tokens of a cache lie along the axis that its operator or
+Concat tells, else along the first open dimension behind the batch, where one with a name of lengths
+goes before others.
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ OPERATORS = {
     ("ai.onnx", "Attention"): ((4, 1), (5, 2)),
     ("com.microsoft", "MultiHeadAttention"): ((6, 1), (7, 2)),
 }
-"""Operators with caches that grow: the index of each past, and of its present. Their tokens lie along AXIS."""
+"""Operators with caches that grow: the index of each past, and of its present. Their tokens lie
+along AXIS."""
 AXIS = 2
 
 TOKENS = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
@@ -65,8 +69,8 @@ Kind = Literal["buffer", "shared", "kept", "state", "growing"]
 
 @dataclass(frozen=True)
 class Cache:
-    """One cache: its input `past` and output `present`, the axis of its tokens, and for a buffer the input `length`
-    that counts the tokens, if there is one."""
+    """One cache: its input `past` and output `present`, the axis of its tokens, and for a buffer
+    the input `length` that counts the tokens, if there is one."""
 
     past: str
     present: str
@@ -98,8 +102,12 @@ class Rows:
 
 
 def caches_of(model: onnx.ModelProto) -> tuple[Cache, ...]:
-    """The caches of a model, in the order of its inputs. Raises InputError for metadata that name no caches."""
-    found = {each.past: Cache(each.past, each.present, each.axis, "buffer", each.length) for each in buffers_of(model)}
+    """The caches of a model, in the order of its inputs. Raises InputError for metadata that name
+    no caches."""
+    found = {
+        each.past: Cache(each.past, each.present, each.axis, "buffer", each.length)
+        for each in buffers_of(model)
+    }
     given = _given(model)
     of_operators = (*_of_group_query(model), *_of_operators(model), *_of_tensor_scatter(model))
     for past, present, axis, kind in (*of_operators, *_of_names(model)):
@@ -112,10 +120,14 @@ def caches_of(model: onnx.ModelProto) -> tuple[Cache, ...]:
 
 
 def of_fixed_length(model: onnx.ModelProto, caches: Iterable[Cache]) -> Cache | None:
-    """The first of the caches that grows although the model fixes its number of tokens: no other step can follow."""
+    """The first of the caches that grows although the model fixes its number of tokens: no other
+    step can follow."""
     values = {info.name: info for info in (*model.graph.input, *model.graph.output)}
     states = (cache for cache in caches if cache.kind == "state")
-    return next((each for each in states if is_of_fixed_length(values[each.past], values[each.present])), None)
+    return next(
+        (each for each in states if is_of_fixed_length(values[each.past], values[each.present])),
+        None,
+    )
 
 
 def takes_steps(model: onnx.ModelProto, caches: Sequence[Cache]) -> bool:
@@ -124,7 +136,8 @@ def takes_steps(model: onnx.ModelProto, caches: Sequence[Cache]) -> bool:
 
 
 def counts_the_mask(model: onnx.ModelProto, mask: str) -> bool:
-    """Does a model read of a mask only how many ones each row has, as the files of onnxruntime-genai's builder do?"""
+    """Does a model read of a mask only how many ones each row has, as the files of
+    onnxruntime-genai's builder do?"""
     names, is_summed = {mask}, False
     for node in all_nodes(model.graph.node):  # in the order of a run
         if names.isdisjoint(node.input):
@@ -141,7 +154,8 @@ def counts_the_mask(model: onnx.ModelProto, mask: str) -> bool:
 def handed_on(model: onnx.ModelProto) -> dict[str, str]:
     """The scalar inputs that the model only hands on as outputs, whose numbers nothing else reads.
 
-    The exporter of transformers 5 makes such inputs of a window's width, which the mask has as a constant.
+    The exporter of transformers 5 makes such inputs of a window's width, which the mask has as a
+    constant.
     """
     nodes = list(all_nodes(model.graph.node))
     readers = Counter(name for node in nodes for name in node.input)
@@ -180,7 +194,8 @@ def rows_of(model: onnx.ModelProto, caches: Iterable[Cache]) -> Rows | None:
 
 
 def check_one_token(name: str, run: str, new: int, advice: str) -> None:
-    """Raise InputError for a run of several new tokens of a model that `takes_one_token`. `run` names the run."""
+    """Raise InputError for a run of several new tokens of a model that `takes_one_token`. `run`
+    names the run."""
     if new > 1:
         raise InputError(
             f"{name} was fused with the assumption that every run decodes one token ('decode'), and {run} has "
@@ -189,7 +204,8 @@ def check_one_token(name: str, run: str, new: int, advice: str) -> None:
 
 
 def _axis_of_rows(name: str, dims: list[onnx.TensorShapeProto.Dimension]) -> int | None:
-    """The axis of the new tokens: the first open one behind the batch. A vector of the batch has none."""
+    """The axis of the new tokens: the first open one behind the batch. A vector of the batch has
+    none."""
     if name in TOKENS and len(dims) > 1:
         return 1
     opened = [axis for axis, dim in enumerate(dims) if not fixed_size(dim)]
@@ -199,8 +215,8 @@ def _axis_of_rows(name: str, dims: list[onnx.TensorShapeProto.Dimension]) -> int
 
 
 def decoding_sizes(model: onnx.ModelProto, rows: int, past: int | None) -> dict[str, int]:
-    """The sizes of named dimensions in a run of `rows` new tokens behind `past` cached ones, where the caches and the
-    new tokens name them. None leaves the cached tokens open."""
+    """The sizes of named dimensions in a run of `rows` new tokens behind `past` cached ones, where
+    the caches and the new tokens name them. None leaves the cached tokens open."""
     given, caches = _given(model), caches_of(model)
     sizes: dict[str, int] = {}
     if past is not None:
@@ -236,10 +252,18 @@ def _of_group_query(model: onnx.ModelProto) -> Iterator[tuple[str, str, int | No
 def _of_operators(model: onnx.ModelProto) -> Iterator[tuple[str, str, int | None, Kind]]:
     inputs, outputs = _given(model), {info.name for info in model.graph.output}
     for node in model.graph.node:
-        if (node.domain, node.op_type) == ("", "ScatterND") and node.input[0] in inputs and node.output[0] in outputs:
+        if (
+            (node.domain, node.op_type) == ("", "ScatterND")
+            and node.input[0] in inputs
+            and node.output[0] in outputs
+        ):
             yield node.input[0], node.output[0], None, "buffer"
         for index, result in OPERATORS.get((node.domain, node.op_type), ()):
-            if len(node.input) > index and len(node.output) > result and node.output[result] in outputs:
+            if (
+                len(node.input) > index
+                and len(node.output) > result
+                and node.output[result] in outputs
+            ):
                 yield node.input[index], node.output[result], AXIS, "growing"
 
 
@@ -286,17 +310,26 @@ def _of_concats(model: onnx.ModelProto) -> Iterator[Cache]:
 def _axis(info: onnx.ValueInfoProto) -> int:
     dims = info.type.tensor_type.shape.dim
     opened = [axis for axis, dim in enumerate(dims) if axis and not fixed_size(dim)]
-    lengths = [axis for axis in opened if re.search("past|len|seq|room|total", dims[axis].dim_param.lower())]
+    lengths = [
+        axis
+        for axis in opened
+        if re.search("past|len|seq|room|total", dims[axis].dim_param.lower())
+    ]
     return (*lengths, *opened, len(dims) - 2)[0]
 
 
 def sizes_of_rows(model: onnx.ModelProto) -> dict[str, list[int]]:
-    """The sizes of the rows that are written into each buffer, -1 where they are open, by the name of its input."""
+    """The sizes of the rows that are written into each buffer, -1 where they are open, by the name
+    of its input."""
     loaded = ir.from_proto(model)
     info = analyse(loaded)
     found: dict[str, list[int]] = {}
     for node in loaded.graph:
-        past, rows = (input_of(node, index) for index in (0, 2)) if is_op(node, "ScatterND") else (None, None)
+        past, rows = (
+            (input_of(node, index) for index in (0, 2))
+            if is_op(node, "ScatterND")
+            else (None, None)
+        )
         shape = None if rows is None else info.shape(rows)
         if past is not None and past.name and past.is_graph_input() and shape is not None:
             found[past.name] = [-1 if size.const is None else size.const for size in shape]

@@ -1,21 +1,25 @@
 """Sizes that the nodes of a model demand of its inputs, where the inputs declare only symbols.
 
     node                                        demands
-    com.microsoft.GroupQueryAttention,          a past has as many heads as the new keys, and the size of a head is
+    com.microsoft.GroupQueryAttention,          a past has as many heads as the new keys, and the
+                                                size of a head is
     MultiHeadAttention,                         the width of the new keys or values, divided by their heads
     DecoderMaskedMultiHeadAttention,
     ai.onnx.Attention
-    MatMul                                      the last axis of the left operand is as long as the second to last axis
-                                                of the right one
-    Concat                                      all operands are equally long on each axis that is not its own
-    ScatterND                                   the axes that the indices do not reach are as long in the new rows as in
-                                                the buffer
-    Conv                                        its input has as many channels as its kernel times its groups
+    MatMul                                      the last axis of the left operand is as long as the
+                                                second to last axis of the right one
+    Concat                                      all operands are equally long on each axis that is
+                                                not its own
+    ScatterND                                   the axes that the indices do not reach are as long
+                                                in the new rows as in the buffer
+    Conv                                        its input has as many channels as its kernel times
+                                                its groups
 
-onnxruntime-genai's builder names the last axis of each cache `kv_cache_dim`, although its nodes fix this size: the
-attention does, and in files of float16 for the CPU a Concat of past and new keys. A demand counts if shape inference
-knows one of the two sizes and the other is a symbol of the inputs. A GroupQueryAttention whose past has another type
-than its query has a compressed past, of which nothing is demanded.
+onnxruntime-genai's builder names the last axis of each cache `kv_cache_dim`, although its nodes fix
+this size: the attention does, and in files of float16 for the CPU a Concat of past and new keys. A
+demand counts if shape inference knows one of the two sizes and the other is a symbol of the inputs.
+A GroupQueryAttention whose past has another type than its query has a compressed past, of which
+nothing is demanded.
 """
 
 from __future__ import annotations
@@ -33,18 +37,23 @@ Pair = tuple[Dim, Dim]
 """Two sizes that have to be equal."""
 
 PAST_KEYS = {**PREALLOCATED, ("", "Attention"): 4}
-"""The input with the past keys, [B, heads, keys, head size]; the past values follow. Inputs 1 and 2 are the new keys
-and values."""
+"""The input with the past keys, [B, heads, keys, head size]; the past values follow. Inputs 1 and 2
+are the new keys and values."""
 
 
 def demanded_sizes(graph: ir.Graph, info: ShapeInfo) -> dict[str, int]:
-    """The size that the nodes of the main graph demand for each symbol. Of several demands the first counts."""
+    """The size that the nodes of the main graph demand for each symbol. Of several demands the
+    first counts."""
     sizes: dict[str, int] = {}
     for node in graph:
         for pair in _equal(node, info):
             for symbol, other in (pair, pair[::-1]):
                 atom = symbol.single_atom
-                if atom is not None and atom.op == "symbol" and (number := other.evaluate(sizes)) is not None:
+                if (
+                    atom is not None
+                    and atom.op == "symbol"
+                    and (number := other.evaluate(sizes)) is not None
+                ):
                     sizes.setdefault(atom.name, number)
     return sizes
 
@@ -59,7 +68,11 @@ def _equal(node: ir.Node, info: ShapeInfo) -> Iterable[Pair]:
         return _written(*(_shape(node, index, info) for index in range(3)))
     if is_op(node, "Conv"):
         value, kernel = _shape(node, 0, info), _shape(node, 1, info)
-        return [(value[1], kernel[1] * int_attr(node, "group", 1))] if len(value) > 1 and len(kernel) > 1 else []
+        return (
+            [(value[1], kernel[1] * int_attr(node, "group", 1))]
+            if len(value) > 1 and len(kernel) > 1
+            else []
+        )
     kind = (node.domain, node.op_type)
     if kind == GROUP_QUERY:
         return _group_query(node, info)
@@ -73,12 +86,20 @@ def _joined(node: ir.Node, info: ShapeInfo) -> Iterator[Pair]:
     own = int_attr(node, "axis", 0) % len(first)
     for other in others:
         if len(other) == len(first):
-            yield from (pair for axis, pair in enumerate(zip(first, other, strict=True)) if axis != own)
+            yield from (
+                pair for axis, pair in enumerate(zip(first, other, strict=True)) if axis != own
+            )
 
 
-def _written(buffer: tuple[Dim, ...], indices: tuple[Dim, ...], rows: tuple[Dim, ...]) -> Iterable[Pair]:
+def _written(
+    buffer: tuple[Dim, ...], indices: tuple[Dim, ...], rows: tuple[Dim, ...]
+) -> Iterable[Pair]:
     reached = indices[-1].const if indices else None
-    return [] if reached is None else list(zip(buffer[reached:], rows[len(indices) - 1 :], strict=False))
+    return (
+        []
+        if reached is None
+        else list(zip(buffer[reached:], rows[len(indices) - 1 :], strict=False))
+    )
 
 
 def _group_query(node: ir.Node, info: ShapeInfo) -> Iterator[Pair]:
@@ -102,7 +123,8 @@ def _plain(node: ir.Node, past_key: int, info: ShapeInfo) -> Iterator[Pair]:
 
 
 def _head(past: tuple[Dim, ...], heads: int, new: tuple[Dim, ...], in_a_row: int) -> Iterator[Pair]:
-    """The demands on a past with `heads` heads, if the 3-D tensor `new` holds `in_a_row` heads in each row."""
+    """The demands on a past with `heads` heads, if the 3-D tensor `new` holds `in_a_row` heads in
+    each row."""
     if len(past) == 4 and len(new) == 3 and heads > 0 and in_a_row > 0:
         yield past[1], Dim(heads)
         yield past[3], Dim.floordiv(new[2], in_a_row)

@@ -41,12 +41,14 @@ from fa_compiler.protos.subgraphs import graph_inputs
 
 BATCH = 2
 LENGTH = 16
-"""The sizes of dynamic dimensions: BATCH for a batch and for a first dimension, LENGTH for any other, and twice LENGTH
-for a mask over past and present. A dimension is dynamic if it has a name, no size, or the size -1."""
+"""The sizes of dynamic dimensions: BATCH for a batch and for a first dimension, LENGTH for any
+other, and twice LENGTH for a mask over past and present. A dimension is dynamic if it has a name,
+no size, or the size -1."""
 
 
 class Sizes(NamedTuple):
-    """What open sizes become. With `signals` the sizes of sounds and images are those of signals.py."""
+    """What open sizes become. With `signals` the sizes of sounds and images are those of
+    signals.py."""
 
     batch: int = BATCH
     length: int = LENGTH
@@ -58,8 +60,8 @@ TRIED = (
     *(Sizes(batch, length) for length in (LENGTH, 32) for batch in (BATCH, 1)),
     *(Sizes(1, length) for length in (64, 128, 224, 1)),
 )
-"""The sizes to be tried in turn until a model runs. Models that shrink and enlarge their data need multiples of 32 as
-length; others need a batch of 1."""
+"""The sizes to be tried in turn until a model runs. Models that shrink and enlarge their data need
+multiples of 32 as length; others need a batch of 1."""
 
 MAX_INDEX = 1000
 """Random indices are below this number, even if the indexed table is larger."""
@@ -100,10 +102,11 @@ def random_inputs(
 ) -> dict[str, np.ndarray]:
     """Random inputs for a model.
 
-    Each symbolic dimension has one size in all inputs, which is the size that the model's nodes demand, if they demand
-    one (demanded_sizes.py). Indices are valid for the indexed table, masks hold ones and some zeros, positions count
-    up, and the lengths of caches are consistent (cache_lengths.py). Integers that a quantised model computes with have
-    the range of their type (integers.py), other integers are 0 or 1. Weights are as large as those of a new layer
+    Each symbolic dimension has one size in all inputs, which is the size that the model's nodes
+    demand, if they demand one (demanded_sizes.py). Indices are valid for the indexed table, masks
+    hold ones and some zeros, positions count up, and the lengths of caches are consistent
+    (cache_lengths.py). Integers that a quantised model computes with have the range of their type
+    (integers.py), other integers are 0 or 1. Weights are as large as those of a new layer
     (weights.py).
 
     Args:
@@ -118,7 +121,8 @@ def random_inputs(
         signals: open sizes of sounds and images are not `length`, but those of signals.py.
 
     Raises:
-        InputError: an input is not a tensor of numbers or is too large, or no consistent lengths were found.
+        InputError: an input is not a tensor of numbers or is too large, or no consistent lengths
+            were found.
     """
     calls, demanded = _known_from_nodes(model)
     inputs = graph_inputs(model)
@@ -126,14 +130,19 @@ def random_inputs(
     wanted = inputs if only is None else [info for info in inputs if info.name in only]
     if rows is None:
         lengths = _cache_lengths(inputs, length)
-        sums, tried = _sums(inputs, *lengths) if lengths[0] else {}, attempts(calls, length, batch, shared, demanded)
+        sums, tried = (
+            _sums(inputs, *lengths) if lengths[0] else {},
+            attempts(calls, length, batch, shared, demanded),
+        )
     else:
         cached = length if past is None else past
         decoding = decoding_sizes(model, rows, cached)
         sums = (_sums(inputs, cached, rows) if caches_of(model) else {}) | decoding
         tried = attempts_of(calls, batch, rows, cached, shared, demanded | decoding)
     if not calls:
-        return _made(model, name, seed, _Sizes({**sums, **demanded}, batch, length), None, masks, wanted)
+        return _made(
+            model, name, seed, _Sizes({**sums, **demanded}, batch, length), None, masks, wanted
+        )
     faults: list[str] = []
     for given in tried:
         sizes = _Sizes({**sums, **given.sizes}, given.batch, length)
@@ -142,17 +151,22 @@ def random_inputs(
         if fault is None:
             return feeds
         faults.append(fault)
-    raise InputError(f"{name}: found no inputs with consistent lengths ({faults[0]}); {GIVE_INPUTS}")
+    raise InputError(
+        f"{name}: found no inputs with consistent lengths ({faults[0]}); {GIVE_INPUTS}"
+    )
 
 
 def _known_from_nodes(model: onnx.ModelProto) -> tuple[list[CachedAttention], dict[str, int]]:
-    """The attention over caches, and the sizes that nodes demand; only models that may have some are analysed."""
+    """The attention over caches, and the sizes that nodes demand; only models that may have some
+    are analysed."""
     open_width = any(
         info.type.tensor_type.elem_type in FLOATS and dims and not dims[-1].dim_value > 0
         for info in graph_inputs(model)
         if (dims := info.type.tensor_type.shape.dim)
     )
-    if not open_width and CACHED_OPERATORS.isdisjoint((node.domain, node.op_type) for node in model.graph.node):
+    if not open_width and CACHED_OPERATORS.isdisjoint(
+        (node.domain, node.op_type) for node in model.graph.node
+    ):
         return [], {}
     loaded = named_sizes(model)
     info = analyse(loaded)
@@ -176,7 +190,9 @@ def _made(
         shape = tuple(sizes.of(info.name, dim, axis) for axis, dim in enumerate(tensor.shape.dim))
         if any(size < 0 for size in shape) or math.prod(shape) > MAX_ELEMENTS:
             text = " x ".join(map(str, shape))
-            raise InputError(f"{name}: no random values can be made for input '{info.name}' of the sizes {text}")
+            raise InputError(
+                f"{name}: no random values can be made for input '{info.name}' of the sizes {text}"
+            )
         if given is not None and info.name in given.numbers:
             feeds[info.name] = np.resize(given.numbers[info.name], shape).astype(dtype)
         elif given is not None and info.name in given.masks:
@@ -195,14 +211,23 @@ def _type_of(name: str, info: onnx.ValueInfoProto) -> np.dtype[Any]:
     tensor = info.type.tensor_type
     dtype = _NUMPY.get(tensor.elem_type)
     if not info.type.HasField("tensor_type") or dtype is None:
-        raise InputError(f"{name}: no random values can be made for input '{info.name}'; {GIVE_INPUTS}")
+        raise InputError(
+            f"{name}: no random values can be made for input '{info.name}'; {GIVE_INPUTS}"
+        )
     if not tensor.HasField("shape"):
-        raise InputError(f"{name}: input '{info.name}' declares no sizes; declare them, or {GIVE_INPUTS}")
+        raise InputError(
+            f"{name}: input '{info.name}' declares no sizes; declare them, or {GIVE_INPUTS}"
+        )
     return dtype
 
 
 def _drawn(
-    name: str, shape: tuple[int, ...], dtype: np.dtype, bound: int | None, readers: Readers, rng: np.random.Generator
+    name: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    bound: int | None,
+    readers: Readers,
+    rng: np.random.Generator,
 ) -> np.ndarray:
     """Random values of an input: numbers over their range if the model computes with them."""
     if bound is None and "mask" not in name.lower() and readers.computes_with(name, dtype):
@@ -216,7 +241,9 @@ def _numbers(shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) 
     return rng.integers(low, high, shape, endpoint=True).astype(dtype)
 
 
-def named_inputs(given: Mapping[str, npt.ArrayLike], model: onnx.ModelProto) -> dict[str, np.ndarray]:
+def named_inputs(
+    given: Mapping[str, npt.ArrayLike], model: onnx.ModelProto
+) -> dict[str, np.ndarray]:
     """The inputs of `model` from arrays by name; bfloat16 as in `load_inputs`.
 
     Raises:
@@ -224,11 +251,14 @@ def named_inputs(given: Mapping[str, npt.ArrayLike], model: onnx.ModelProto) -> 
     """
     where, wanted = "the dictionary of inputs", {info.name: info for info in graph_inputs(model)}
     _names_fit(where, given, wanted)
-    return {name: typed(where, name, np.asarray(given[name]), info) for name, info in wanted.items()}
+    return {
+        name: typed(where, name, np.asarray(given[name]), info) for name, info in wanted.items()
+    }
 
 
 def save_arrays(place: Path | BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write an .npz file that `load_inputs` reads, whatever the names are: some are arguments of numpy.savez."""
+    """Write an .npz file that `load_inputs` reads, whatever the names are: some are arguments of
+    numpy.savez."""
     with zipfile.ZipFile(place, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
@@ -236,7 +266,8 @@ def save_arrays(place: Path | BinaryIO, arrays: Mapping[str, np.ndarray]) -> Non
 
 
 def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    """The inputs of `model` from an .npz file. bfloat16 may be stored as uint16 bits, as raw bytes or as float32.
+    """The inputs of `model` from an .npz file. bfloat16 may be stored as uint16 bits, as raw bytes
+    or as float32.
 
     Raises:
         InputError: the file cannot be read, or does not fit the model.
@@ -246,13 +277,16 @@ def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
-    """The archive of a file of arrays by name. Raises InputError, also for what fails while it is read."""
+    """The archive of a file of arrays by name. Raises InputError, also for what fails while it is
+    read."""
     if path.is_dir():  # Windows says of opening one that it is not permitted
         raise InputError(f"{path} is a folder; give the .npz file in it")
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise InputError(f"{path} holds a single array; save the inputs by name with numpy.savez")
+            raise InputError(
+                f"{path} holds a single array; save the inputs by name with numpy.savez"
+            )
         with archive:
             yield archive
     except FileNotFoundError:
@@ -261,13 +295,21 @@ def opened(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
         raise InputError(f"{path} cannot be read: {reason(error, path)}") from None
     except InputError:
         raise
-    except Exception as error:  # the exceptions of NumPy, zipfile and the decompressors share no class
-        why = "save the inputs by name with numpy.savez" if "pickle" in str(error) else one_line(error)
+    except (
+        Exception
+    ) as error:  # the exceptions of NumPy, zipfile and the decompressors share no class
+        why = (
+            "save the inputs by name with numpy.savez"
+            if "pickle" in str(error)
+            else one_line(error)
+        )
         raise InputError(f"{path} is not an .npz file of plain arrays: {why}") from None
 
 
 def read_inputs(
-    path: Path, model: onnx.ModelProto, read: Callable[[np.lib.npyio.NpzFile], dict[str, np.ndarray]]
+    path: Path,
+    model: onnx.ModelProto,
+    read: Callable[[np.lib.npyio.NpzFile], dict[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
     """`load_inputs`, where `read` takes the arrays, or parts of them, out of the archive."""
     wanted = {info.name: info for info in graph_inputs(model)}
@@ -276,7 +318,9 @@ def read_inputs(
         arrays = read(archive)
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
-            raise InputError(f"{path} holds '{name}', which is not an array; save the inputs by name with numpy.savez")
+            raise InputError(
+                f"{path} holds '{name}', which is not an array; save the inputs by name with numpy.savez"
+            )
     return {name: typed(str(path), name, arrays[name], info) for name, info in wanted.items()}
 
 
@@ -284,15 +328,22 @@ def _names_fit(where: str, given: Iterable[str], wanted: Iterable[str]) -> None:
     missing, extra = sorted(set(wanted) - set(given)), sorted(set(given) - set(wanted))
     for name in extra:
         if close := difflib.get_close_matches(name, missing, n=1):
-            raise InputError(f"{where} holds '{name}', which the model does not take; did you mean '{close[0]}'?")
+            raise InputError(
+                f"{where} holds '{name}', which the model does not take; did you mean '{close[0]}'?"
+            )
     if missing:
-        raise InputError(f"{where} lacks the input '{missing[0]}' (the model takes {', '.join(sorted(wanted))})")
+        raise InputError(
+            f"{where} lacks the input '{missing[0]}' (the model takes {', '.join(sorted(wanted))})"
+        )
     if extra:
-        raise InputError(f"{where} holds '{extra[0]}', which the model does not take ({', '.join(sorted(wanted))})")
+        raise InputError(
+            f"{where} holds '{extra[0]}', which the model does not take ({', '.join(sorted(wanted))})"
+        )
 
 
 def typed(where: str, name: str, array: np.ndarray, info: onnx.ValueInfoProto) -> np.ndarray:
-    """The array in the type of an input. bfloat16 may be float32 or its bits. Raises InputError for another type."""
+    """The array in the type of an input. bfloat16 may be float32 or its bits. Raises InputError for
+    another type."""
     dtype = _NUMPY.get(info.type.tensor_type.elem_type)
     if dtype is None or array.dtype == dtype:
         return array
@@ -305,22 +356,28 @@ def typed(where: str, name: str, array: np.ndarray, info: onnx.ValueInfoProto) -
 
 
 def with_misfit(message: str, feeds: Mapping[str, np.ndarray], model: onnx.ModelProto) -> str:
-    """The message of a model that has failed with given inputs. In front of it stands what the inputs contradict in the
-    model, if something is known: a shape, a size that is one in two inputs, or the rows of a table."""
+    """The message of a model that has failed with given inputs. In front of it stands what the
+    inputs contradict in the model, if something is known: a shape, a size that is one in two
+    inputs, or the rows of a table."""
     found = misfit(feeds, graph_inputs(model), index_bounds(model.graph))
     return message if found is None else f"{found}; {message}"
 
 
 def misfit(
-    feeds: Mapping[str, np.ndarray], inputs: Iterable[onnx.ValueInfoProto], bounds: Mapping[str, int]
+    feeds: Mapping[str, np.ndarray],
+    inputs: Iterable[onnx.ValueInfoProto],
+    bounds: Mapping[str, int],
 ) -> str | None:
-    """What the arrays contradict in a model's inputs, or None: a shape, a size that is one in two inputs, or the rows
-    of a table, of which `index_bounds` gives the `bounds`. Inputs without an array are not looked at."""
+    """What the arrays contradict in a model's inputs, or None: a shape, a size that is one in two
+    inputs, or the rows of a table, of which `index_bounds` gives the `bounds`. Inputs without an
+    array are not looked at."""
     return next(_misfits(feeds, inputs, bounds), None)
 
 
 def _misfits(
-    feeds: Mapping[str, np.ndarray], inputs: Iterable[onnx.ValueInfoProto], bounds: Mapping[str, int]
+    feeds: Mapping[str, np.ndarray],
+    inputs: Iterable[onnx.ValueInfoProto],
+    bounds: Mapping[str, int],
 ) -> Iterator[str]:
     named: dict[str, tuple[str, int]] = {}
     for info in inputs:
@@ -348,7 +405,8 @@ def _has_shape(array: np.ndarray, dims: Sequence[onnx.TensorShapeProto.Dimension
 
 
 class _Sizes:
-    """The sizes of dimensions. A symbol gets its size, in `known`, on its first use; expressions are computed."""
+    """The sizes of dimensions. A symbol gets its size, in `known`, on its first use; expressions
+    are computed."""
 
     def __init__(self, known: dict[str, int], batch: int, length: int) -> None:
         self.known = known
@@ -393,8 +451,8 @@ class _Sizes:
 def _sums(inputs: Sequence[onnx.ValueInfoProto], past: int, present: int) -> dict[str, int]:
     """The sizes of symbols that have to be the sum of two lengths, past and present.
 
-    Exporters often give such a sum a symbol of its own. If the inputs hold a cache, it is the last dimension of a mask,
-    provided that no other input has this symbol.
+    Exporters often give such a sum a symbol of its own. If the inputs hold a cache, it is the last
+    dimension of a mask, provided that no other input has this symbol.
     """
     ends: dict[str, set[bool]] = {}
     for info in inputs:
@@ -406,7 +464,8 @@ def _sums(inputs: Sequence[onnx.ValueInfoProto], past: int, present: int) -> dic
 
 
 def _cache_lengths(inputs: Sequence[onnx.ValueInfoProto], length: int) -> tuple[int, int]:
-    """The length of the last past, 0 without one, and that of the first other tensor, both `length` where open."""
+    """The length of the last past, 0 without one, and that of the first other tensor, both `length`
+    where open."""
     past = present = 0
     for info in inputs:
         dims = info.type.tensor_type.shape.dim
@@ -432,15 +491,21 @@ def _values(
 
 
 def index_bounds(graph: onnx.GraphProto) -> Mapping[str, int]:
-    """The size of the smallest table that an input indexes, for the inputs that are the indices of a Gather."""
+    """The size of the smallest table that an input indexes, for the inputs that are the indices of
+    a Gather."""
     tables = {tensor.name: tensor.dims for tensor in graph.initializer}
     origin = {info.name: info.name for info in graph.input}
     bounds: dict[str, int] = {}
     for node in graph.node:
-        if node.op_type in ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape") and node.input[0] in origin:
+        if (
+            node.op_type in ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape")
+            and node.input[0] in origin
+        ):
             origin[node.output[0]] = origin[node.input[0]]
         elif node.op_type == "Gather" and node.input[0] in tables and node.input[1] in origin:
-            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+            axis = next(
+                (attribute.i for attribute in node.attribute if attribute.name == "axis"), 0
+            )
             source, size = origin[node.input[1]], tables[node.input[0]][axis]
             bounds[source] = min(size, bounds.get(source, size))
     return bounds

@@ -1,10 +1,13 @@
-"""Which integer inputs are numbers that a quantised model computes with, and which numbers they may hold.
+"""Which integer inputs are numbers that a quantised model computes with, and which numbers they may
+hold.
 
-An input may hold numbers if all of its readers compute with numbers, or pass the input on to such readers: all
-numbers of an integer type of 8 or 16 bits, and numbers up to 1000 of a type of 32 bits.
+An input may hold numbers if all of its readers compute with numbers, or pass the input on to such
+readers: all numbers of an integer type of 8 or 16 bits, and numbers up to 1000 of a type of 32
+bits.
 
-    number  := DequantizeLinear(x) | Cast(x) to floats, of 8 and 16 bits | an operand of MatMulInteger, ConvInteger, of
-               QLinearMatMul and the like | a cache of GroupQueryAttention
+    number  := DequantizeLinear(x) | Cast(x) to floats, of 8 and 16 bits | an operand of
+               MatMulInteger, ConvInteger, of QLinearMatMul and the like | a cache of
+               GroupQueryAttention
     passed  := the operators that move elements, Cast to other integers, Add, Sub, Mul
 
 Other integers may be flags, indices, lengths or masks, for which this module knows no numbers.
@@ -50,15 +53,29 @@ LARGEST = 1000
 """Of integers of 32 bits, whose scales are small."""
 _INTEGERS = frozenset(
     (
-        *(onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT16, onnx.TensorProto.UINT16),
-        *(onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.INT4, onnx.TensorProto.UINT4),
+        *(
+            onnx.TensorProto.INT8,
+            onnx.TensorProto.UINT8,
+            onnx.TensorProto.INT16,
+            onnx.TensorProto.UINT16,
+        ),
+        *(
+            onnx.TensorProto.INT32,
+            onnx.TensorProto.INT64,
+            onnx.TensorProto.INT4,
+            onnx.TensorProto.UINT4,
+        ),
     )
 )
 
 
 def number_range(dtype: np.dtype) -> tuple[int, int]:
     """The least and the largest number for an input of integers that a model computes with."""
-    return (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)) if dtype in SHORT else (-LARGEST, LARGEST)
+    return (
+        (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+        if dtype in SHORT
+        else (-LARGEST, LARGEST)
+    )
 
 
 class Readers:
@@ -78,9 +95,13 @@ class Readers:
         while pending:
             for node, place in self._of.get(pending.pop(), ()):
                 domain = "" if node.domain == "ai.onnx" else node.domain
-                if place in NUMBERS.get((domain, node.op_type), ()) or (_to_floats(node) and dtype in SHORT):
+                if place in NUMBERS.get((domain, node.op_type), ()) or (
+                    _to_floats(node) and dtype in SHORT
+                ):
                     found = True
-                elif not domain and (_to_integers(node) or PASSING.get(node.op_type, -1) in (place, None)):
+                elif not domain and (
+                    _to_integers(node) or PASSING.get(node.op_type, -1) in (place, None)
+                ):
                     new = set(node.output) - known
                     known |= new
                     pending.extend(new)
@@ -94,7 +115,12 @@ def _cast_to(node: onnx.NodeProto) -> Iterable[int]:
 
 
 def _to_floats(node: onnx.NodeProto) -> bool:
-    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
+    floats = (
+        onnx.TensorProto.FLOAT,
+        onnx.TensorProto.FLOAT16,
+        onnx.TensorProto.BFLOAT16,
+        onnx.TensorProto.DOUBLE,
+    )
     return any(dtype in floats for dtype in _cast_to(node))
 
 

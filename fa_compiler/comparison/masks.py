@@ -1,7 +1,7 @@
 """The masks of a comparison: ones and zeros, and the other values that users feed.
 
-A mask is an input with "mask" in its name. Each kind but the first has its own round. A kind is left out if it would
-break an assumption that the user vouches for:
+A mask is an input with "mask" in its name. Each kind but the first has its own round. A kind is
+left out if it would break an assumption that the user vouches for:
 
     kind                        types      left out with
     --------------------------  ---------  ----------------------------------------------
@@ -14,9 +14,9 @@ break an assumption that the user vouches for:
       number, -1e9, -1e4
     the same in a whole row     floats     binary-masks, no-empty-rows, masks-dominate
 
-Most models multiply 1 - mask by a number such as -1e4. A key whose mask is 1 adds 0 then, and this key counts. In a
-row of zeros, and for a mask of 2, every score that counts has such a number added, and is rounded by it. These kinds
-are coarse.
+Most models multiply 1 - mask by a number such as -1e4. A key whose mask is 1 adds 0 then, and this
+key counts. In a row of zeros, and for a mask of 2, every score that counts has such a number added,
+and is rounded by it. These kinds are coarse.
 """
 
 from __future__ import annotations
@@ -32,15 +32,20 @@ import onnx
 from fa_compiler.passes.answer.options import BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_ROWS, UNBROKEN
 
 Mask = Callable[[tuple[int, ...], "np.dtype[Any]"], np.ndarray]
-FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+FLOATS = (
+    onnx.TensorProto.FLOAT,
+    onnx.TensorProto.DOUBLE,
+    onnx.TensorProto.FLOAT16,
+    onnx.TensorProto.BFLOAT16,
+)
 EXCLUDING = (-np.inf, None, -1e9, -1e4)
 """Numbers that exporters use for masked keys; None is the lowest number of the type."""
 
 
 @dataclass(frozen=True)
 class MaskKind:
-    """One kind of masks: its name in a report, the function that makes it, and whether it is coarse: a large number may
-    stay beside all scores that count."""
+    """One kind of masks: its name in a report, the function that makes it, and whether it is
+    coarse: a large number may stay beside all scores that count."""
 
     name: str
     make: Mask | None = None
@@ -52,8 +57,11 @@ def is_mask(info: onnx.ValueInfoProto) -> bool:
     return "mask" in info.name.lower()
 
 
-def mask_kinds(inputs: Collection[onnx.ValueInfoProto], assume: Collection[str]) -> Iterator[MaskKind]:
-    """The kinds to try for the inputs of a model, after ones and zeros, if the user vouches for `assume`."""
+def mask_kinds(
+    inputs: Collection[onnx.ValueInfoProto], assume: Collection[str]
+) -> Iterator[MaskKind]:
+    """The kinds to try for the inputs of a model, after ones and zeros, if the user vouches for
+    `assume`."""
     types = {info.type.tensor_type.elem_type for info in inputs if is_mask(info)}
     if not types:
         return

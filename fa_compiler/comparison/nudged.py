@@ -1,8 +1,9 @@
-"""The weights of a model with other last bits: they show how much the model enlarges rounding errors.
+"""The weights of a model with other last bits: they show how much the model enlarges rounding
+errors.
 
-The difference that they make is what the model would give if its weights had been rounded to the other neighbour. Two
-right orders of additions may differ by as much. An operator that divides by a small number, such as the norm behind a
-linear attention, enlarges both.
+The difference that they make is what the model would give if its weights had been rounded to the
+other neighbour. Two right orders of additions may differ by as much. An operator that divides by a
+small number, such as the norm behind a linear attention, enlarges both.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ _SEED = 0
 
 
 def nudged_weights(model: onnx.ModelProto, folder: Path) -> Mapping[str, np.ndarray]:
-    """The matrices among a model's weights, each number replaced by the next larger or the next smaller one, by chance.
+    """The matrices among a model's weights, each number replaced by the next larger or the next
+    smaller one, by chance.
 
-    Others stay: a small number, such as the frequency of a position, may be multiplied with thousands, and no order of
-    additions changes it. A 0 stays 0, and no number becomes infinite.
+    Others stay: a small number, such as the frequency of a position, may be multiplied with
+    thousands, and no order of additions changes it. A 0 stays 0, and no number becomes infinite.
 
     Args:
         model: the model, with its external data or without.
@@ -49,6 +51,8 @@ def nudged_model(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
 
 
 def _nudged(array: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    towards = np.where(draw.random(array.shape, np.float32) < 0.5, -np.inf, np.inf).astype(array.dtype)
+    towards = np.where(draw.random(array.shape, np.float32) < 0.5, -np.inf, np.inf).astype(
+        array.dtype
+    )
     moved = np.nextafter(array, towards)
     return np.where((array == 0) | ~np.isfinite(array) | ~np.isfinite(moved), array, moved)

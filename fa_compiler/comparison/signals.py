@@ -3,11 +3,12 @@
     sound := a float input [batch, samples]                         SAMPLES
     image := a float input [batch, channels, height, width]         PIXELS for height and width
 
-With the sizes of a text, such a model has one token or none. One token attends itself alone, whatever the scale and the
-mask are, so that nothing of an attention is compared. The sizes count only if no other input has them; a mask, as that
-of the samples, may. Caches are neither.
+With the sizes of a text, such a model has one token or none. One token attends itself alone,
+whatever the scale and the mask are, so that nothing of an attention is compared. The sizes count
+only if no other input has them; a mask, as that of the samples, may. Caches are neither.
 
-A name that is a number, as the exporter of transformers writes for a size that it could not leave open, has this size.
+A name that is a number, as the exporter of transformers writes for a size that it could not leave
+open, has this size.
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ def signal_sizes(inputs: Sequence[onnx.ValueInfoProto]) -> Mapping[str, int]:
 def signal_inputs(inputs: Sequence[onnx.ValueInfoProto]) -> list[str]:
     """The names of the sounds and images among the inputs whose sizes are open."""
     sizes = signal_sizes(inputs)
-    return [info.name for info in inputs if not is_mask(info) and not sizes.keys().isdisjoint(_symbols(info))]
+    return [
+        info.name
+        for info in inputs
+        if not is_mask(info) and not sizes.keys().isdisjoint(_symbols(info))
+    ]
 
 
 def numbers_as_names(inputs: Iterable[onnx.ValueInfoProto]) -> Mapping[str, int]:
@@ -55,7 +60,9 @@ def _symbols(info: onnx.ValueInfoProto) -> list[str]:
     """The symbol of each size; empty where it is known."""
     dims = info.type.tensor_type.shape.dim
     return [
-        "" if dim.HasField("dim_value") and dim.dim_value != -1 else dim.dim_param or size_name(info.name, axis)
+        ""
+        if dim.HasField("dim_value") and dim.dim_value != -1
+        else dim.dim_param or size_name(info.name, axis)
         for axis, dim in enumerate(dims)
     ]
 
@@ -63,7 +70,11 @@ def _symbols(info: onnx.ValueInfoProto) -> list[str]:
 def _signal_axes(info: onnx.ValueInfoProto, symbols: Sequence[str]) -> Mapping[int, int]:
     """The axes of a sound or of an image with an open size, and the size that they get."""
     name = info.name.lower()
-    if info.type.tensor_type.elem_type not in FLOATS or is_mask(info) or any(word in name for word in CACHE_WORDS):
+    if (
+        info.type.tensor_type.elem_type not in FLOATS
+        or is_mask(info)
+        or any(word in name for word in CACHE_WORDS)
+    ):
         return {}
     if len(symbols) == 2 and symbols[1]:
         return {1: SAMPLES}

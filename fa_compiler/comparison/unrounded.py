@@ -1,24 +1,28 @@
 """A quantised model in real numbers: what it computes if nothing is rounded to integers.
 
-Each operator that rounds, or computes with integers, becomes one of real numbers. Scales and zero points stay, so that
-a wrong one shows. Nothing is rounded and nothing is cut off at the ends of a type. With r(x) = Cast(x) to float32:
+Each operator that rounds, or computes with integers, becomes one of real numbers. Scales and zero
+points stay, so that a wrong one shows. Nothing is rounded and nothing is cut off at the ends of a
+type. With r(x) = Cast(x) to float32:
 
     QuantizeLinear(x, s, z)            r(x) / s + r(z)
     DequantizeLinear(x, s, z)          (r(x) - r(z)) * s
-    DynamicQuantizeLinear(x)           x / s, s, 0       s = (max(x, 0) - min(x, 0)) / 255, or 1 in place of 0
+    DynamicQuantizeLinear(x)           x / s, s, 0       s = (max(x, 0) - min(x, 0)) / 255, or 1 in
+                                       place of 0
     MatMulInteger(a, b, za, zb)        MatMul(r(a) - r(za), r(b) - r(zb)); ConvInteger alike
     MatMulIntegerToFloat, DynamicQuantizeMatMul      MatMul of such numbers, scaled, and the bias
-    QLinearX(...)                      X of the numbers that its operands stand for, divided by the scale of the result
-                                       X: MatMul, Conv, Add, Mul, Softmax, Sigmoid, LeakyRelu, Concat, Where
+    QLinearX(...)                      X of the numbers that its operands stand for, divided by the
+                                       scale of the result X: MatMul, Conv, Add, Mul, Softmax,
+                                       Sigmoid, LeakyRelu, Concat, Where
 
-A DequantizeLinear with the zero point of the QuantizeLinear in front of it leaves the point out: the sum with it would
-lose small numbers, such as scores beside a mask of -3.4e38.
+A DequantizeLinear with the zero point of the QuantizeLinear in front of it leaves the point out:
+the sum with it would lose small numbers, such as scores beside a mask of -3.4e38.
 
-Inputs, initializers and Constants of 8 and 16 bits become float32, too, so that what lies between these operators gets
-one type. Inputs of the model keep their type.
+Inputs, initializers and Constants of 8 and 16 bits become float32, too, so that what lies between
+these operators gets one type. Inputs of the model keep their type.
 
-None is made of a model with other operators that compute with integers, with scales by block, or with scales that are
-computed and not those of a DynamicQuantizeLinear; nor of a model that rounds nothing.
+None is made of a model with other operators that compute with integers, with scales by block, or
+with scales that are computed and not those of a DynamicQuantizeLinear; nor of a model that rounds
+nothing.
 """
 
 from __future__ import annotations
@@ -47,8 +51,8 @@ class NotKnown(Exception):
 
 
 def roundings(model: onnx.ModelProto) -> Counter[bytes]:
-    """How many operators of a model round to integers, by the constant that they scale with, which is empty where they
-    compute it. Operators that nothing needs do not count."""
+    """How many operators of a model round to integers, by the constant that they scale with, which
+    is empty where they compute it. Operators that nothing needs do not count."""
     constants = _constants(model.graph)
     found: Counter[bytes] = Counter()
     for node in all_nodes(_needed(model.graph)):
@@ -62,7 +66,10 @@ def roundings(model: onnx.ModelProto) -> Counter[bytes]:
 
 def unrounded(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model in real numbers; its weights may lie in other files. Raises NotKnown."""
-    versions = {("" if opset.domain == "ai.onnx" else opset.domain): opset.version for opset in model.opset_import}
+    versions = {
+        ("" if opset.domain == "ai.onnx" else opset.domain): opset.version
+        for opset in model.opset_import
+    }
     if versions.get("", 0) < LEAST_OPSET:
         raise NotKnown(f"it is of an opset below {LEAST_OPSET}")
     for function in model.functions:
@@ -101,7 +108,15 @@ def _is_integer(node: onnx.NodeProto) -> bool:
 def _constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
     """Small constants by name, in all graphs."""
     found: dict[str, np.ndarray] = {}
-    graphs = [graph, *(each.g for node in all_nodes(graph.node) for each in node.attribute if each.HasField("g"))]
+    graphs = [
+        graph,
+        *(
+            each.g
+            for node in all_nodes(graph.node)
+            for each in node.attribute
+            if each.HasField("g")
+        ),
+    ]
     for part in graphs:
         for tensor in part.initializer:
             if tensor.data_location != TensorProto.EXTERNAL and np.prod(tensor.dims) <= 1 << 16:
@@ -126,14 +141,20 @@ class _Rewrite:
     """Results that are one number: scales and zero points of DynamicQuantizeLinear."""
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     steps: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """For the result of a QuantizeLinear the number of steps without the zero point, and the zero point."""
+    """For the result of a QuantizeLinear the number of steps without the zero point, and the zero
+    point."""
 
     def graph(self, graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
-        """Rewrite a graph. `renamed` are the values of outer graphs that have become real numbers."""
+        """Rewrite a graph. `renamed` are the values of outer graphs that have become real
+        numbers."""
         outer, self.nodes = self.nodes, []
         own = dict(renamed)
         given = {info.name for info in graph.input}
-        shorts = [tensor.name for tensor in graph.initializer if tensor.data_type in SHORT and tensor.name not in given]
+        shorts = [
+            tensor.name
+            for tensor in graph.initializer
+            if tensor.data_type in SHORT and tensor.name not in given
+        ]
         shorts += [info.name for info in graph.input if info.type.tensor_type.elem_type in SHORT]
         for name in shorts:
             own[name] = self.real(name)
@@ -149,7 +170,9 @@ class _Rewrite:
     def _node(self, node: onnx.NodeProto, own: dict[str, str]) -> None:
         rule = RULES.get((_domain(node), node.op_type))
         if rule is None and _is_integer(node):
-            raise NotKnown(f"no {node.op_type} of real numbers is known ({node.name or node.output[0]})")
+            raise NotKnown(
+                f"no {node.op_type} of real numbers is known ({node.name or node.output[0]})"
+            )
         made = onnx.NodeProto()
         made.CopyFrom(node)
         if rule is not None or _domain(node) == "":
@@ -164,7 +187,8 @@ class _Rewrite:
         if made.op_type == "Constant" and any(attr.t.data_type in SHORT for attr in made.attribute):
             own[made.output[0]] = self.real(made.output[0])
 
-    # -- making nodes -------------------------------------------------------------------------------
+    # -- making nodes
+    # -------------------------------------------------------------------------------
 
     def op(self, op_type: str, *inputs: str, to: str | None = None, **attributes: Any) -> str:
         """Add a node, and return its output, which is `to` or has a new name."""
@@ -192,14 +216,18 @@ class _Rewrite:
         return made
 
     def along(self, name: str, beside: str, axis: int) -> str:
-        """A scale or zero point, one number or a vector along an axis of another value, as it broadcasts to that.
-        Raises NotKnown."""
+        """A scale or zero point, one number or a vector along an axis of another value, as it
+        broadcasts to that. Raises NotKnown."""
         constant = self.constants.get(name)
         if constant is None and name not in self.single:
             raise NotKnown(f"the scale or zero point {name} is computed")
         value = self.real(name)
         if constant is None or constant.size == 1:
-            return self.op("Reshape", value, self.number([], np.int64)) if constant is not None else value
+            return (
+                self.op("Reshape", value, self.number([], np.int64))
+                if constant is not None
+                else value
+            )
         if constant.ndim != 1:
             raise NotKnown(f"the scale or zero point {name} is a matrix")
         rank = self.op("Shape", self.op("Shape", beside))
@@ -240,7 +268,9 @@ _Rule = Callable[[_Rewrite, onnx.NodeProto, Mapping[str, Any]], None]
 
 def _quantize(made: _Rewrite, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
     _check_blocks(node, attributes)
-    made.divided(node.input[0], node.input[1], _input(node, 2), node.output[0], attributes.get("axis", 1))
+    made.divided(
+        node.input[0], node.input[1], _input(node, 2), node.output[0], attributes.get("axis", 1)
+    )
 
 
 def _dequantize(made: _Rewrite, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
@@ -253,8 +283,8 @@ def _dequantize(made: _Rewrite, node: onnx.NodeProto, attributes: Mapping[str, A
 
 
 def _without_point(made: _Rewrite, node: onnx.NodeProto) -> tuple[str, str, str]:
-    """The integers of a DequantizeLinear, their scale and zero point; the number of steps and no point where the
-    QuantizeLinear has the same one."""
+    """The integers of a DequantizeLinear, their scale and zero point; the number of steps and no
+    point where the QuantizeLinear has the same one."""
     value, scale, point = node.input[0], node.input[1], _input(node, 2)
     steps, other = made.steps.get(value, ("", ""))
     one, two = (made.constants.get(name) for name in (point, other))
@@ -274,7 +304,9 @@ def _dynamic(made: _Rewrite, node: onnx.NodeProto, attributes: Mapping[str, Any]
     largest = made.op("Max", made.op("ReduceMax", value, keepdims=0), zero)
     step = made.op("Div", made.op("Sub", largest, least), made.number(255.0))
     outputs = [*node.output, "", ""]
-    scale = made.op("Where", made.op("Equal", step, zero), made.number(1.0), step, to=outputs[1] or None)
+    scale = made.op(
+        "Where", made.op("Equal", step, zero), made.number(1.0), step, to=outputs[1] or None
+    )
     made.op("Div", value, scale, to=node.output[0])
     if outputs[2]:
         made.op("Identity", zero, to=outputs[2])
@@ -287,13 +319,22 @@ def _matmul(made: _Rewrite, node: onnx.NodeProto, attributes: Mapping[str, Any])
 
 
 def _conv(made: _Rewrite, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
-    left, right = made.less(node.input[0], _input(node, 2)), made.less(node.input[1], _input(node, 3), 0)
+    left, right = (
+        made.less(node.input[0], _input(node, 2)),
+        made.less(node.input[1], _input(node, 3), 0),
+    )
     made.op("Conv", left, right, to=node.output[0], **attributes)
 
 
 def _matmul_to_float(made: _Rewrite, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
     a, b, scale_a, scale_b, point_a, point_b, bias = (_input(node, place) for place in range(7))
-    _biased(made, made.meant(a, scale_a, point_a, -2), made.meant(b, scale_b, point_b), bias, node.output[0])
+    _biased(
+        made,
+        made.meant(a, scale_a, point_a, -2),
+        made.meant(b, scale_b, point_b),
+        bias,
+        node.output[0],
+    )
 
 
 def _dynamic_matmul(made: _Rewrite, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
@@ -309,14 +350,18 @@ def _biased(made: _Rewrite, left: str, right: str, bias: str, to: str) -> None:
 
 
 def _on_integers(op_type: str, operands: Sequence[int], result: int) -> _Rule:
-    """The rule of an operator on integers. `operands` are the places of its operands, each with scale and zero point
-    behind it, `result` the place of the result's scale."""
+    """The rule of an operator on integers. `operands` are the places of its operands, each with
+    scale and zero point behind it, `result` the place of the result's scale."""
 
     def rule(made: _Rewrite, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
         parts = [[_input(node, place + offset) for offset in range(3)] for place in operands]
         values = [made.meant(value, scale, point) for value, scale, point in parts]
         kept = {name: value for name, value in attributes.items() if name in ("axis", "alpha")}
-        if op_type == "Softmax" and attributes.get("opset", 13) < 13 and attributes.get("axis", -1) != -1:
+        if (
+            op_type == "Softmax"
+            and attributes.get("opset", 13) < 13
+            and attributes.get("axis", -1) != -1
+        ):
             raise NotKnown(f"{node.op_type} {node.name or node.output[0]} flattens its operand")
         if op_type == "Where":
             values.insert(0, node.input[0])
@@ -327,7 +372,9 @@ def _on_integers(op_type: str, operands: Sequence[int], result: int) -> _Rule:
 
 
 def _linear_conv(made: _Rewrite, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
-    x, scale_x, point_x, w, scale_w, point_w, scale, point, bias = (_input(node, place) for place in range(9))
+    x, scale_x, point_x, w, scale_w, point_w, scale, point, bias = (
+        _input(node, place) for place in range(9)
+    )
     operands = [made.meant(x, scale_x, point_x), made.meant(w, scale_w, point_w, 0)]
     if bias:
         step = made.op("Mul", made.real(scale_x), made.real(scale_w))
@@ -337,7 +384,9 @@ def _linear_conv(made: _Rewrite, node: onnx.NodeProto, attributes: Mapping[str, 
 
 def _linear_concat(made: _Rewrite, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
     parts = [made.meant(*node.input[place : place + 3]) for place in range(2, len(node.input), 3)]
-    made.divided(made.op("Concat", *parts, **attributes), node.input[0], node.input[1], node.output[0])
+    made.divided(
+        made.op("Concat", *parts, **attributes), node.input[0], node.input[1], node.output[0]
+    )
 
 
 RULES: Mapping[tuple[str, str], _Rule] = {
@@ -372,4 +421,5 @@ ROUNDING: Mapping[tuple[str, str], int] = {
     (CONTRIB, "QLinearWhere"): 7,
     (CONTRIB, "QLinearConcat"): 0,
 }
-"""The operators that round to integers, and the place of the scale by which they do; -1 where they compute it."""
+"""The operators that round to integers, and the place of the scale by which they do; -1 where they
+compute it."""

@@ -32,21 +32,24 @@ def verify(
     """Run two models in ONNX Runtime on the same inputs and compare every output.
 
     Args:
-        original: the model that counts as right; it runs with graph optimisations off. A path, bytes, an
-            `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of torch.onnx.export.
+        original: the model that counts as right; it runs with graph optimisations off. A path,
+            bytes, an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of
+            torch.onnx.export.
         other: the model to compare; the same types.
-        inputs: the inputs by name, or the .npz file that holds them; None makes random inputs, several times.
-        rtol: the allowed difference relative to an output's largest finite value; None chooses it by the coarsest type
-            of the model (float32 1e-5, float16 2e-3, bfloat16 1.6e-2).
+        inputs: the inputs by name, or the .npz file that holds them; None makes random inputs,
+            several times.
+        rtol: the allowed difference relative to an output's largest finite value; None chooses it
+            by the coarsest type of the model (float32 1e-5, float16 2e-3, bfloat16 1.6e-2).
         assume: the assumptions that you vouch for; random inputs satisfy them.
-        shared_caches: bind each past of a GroupQueryAttention and its present together. The assumption shared-caches
-            does so, too.
+        shared_caches: bind each past of a GroupQueryAttention and its present together. The
+            assumption shared-caches does so, too.
 
     Returns:
         The comparison; its `same` says whether all outputs agree.
 
     Raises:
-        InputError: a model, an option or the inputs cannot be used, or ONNX Runtime cannot run `original`.
+        InputError: a model, an option or the inputs cannot be used, or ONNX Runtime cannot run
+            `original`.
         CannotRunError: ONNX Runtime runs `original` but not `other`.
     """
     words = python_options(assume=assume).assume
@@ -55,9 +58,14 @@ def verify(
     if rtol is not None and not rtol >= 0:
         raise InputError(f"rtol is a number from 0 upwards, not {rtol!r}")
     if not isinstance(inputs, str | os.PathLike | Mapping | None):
-        raise TypeError(f"`inputs` is a dictionary of arrays or the path of an .npz file, not {type(inputs).__name__}")
+        raise TypeError(
+            f"`inputs` is a dictionary of arrays or the path of an .npz file, not {type(inputs).__name__}"
+        )
     with TemporaryFolder() as folder:
-        first, second = as_file(original, folder, "original.onnx"), as_file(other, folder, "other.onnx")
+        first, second = (
+            as_file(original, folder, "original.onnx"),
+            as_file(other, folder, "other.onnx"),
+        )
         feeds = Path(inputs) if isinstance(inputs, (str, os.PathLike)) else inputs
         return compare_models(first, second, feeds, rtol, shared=shared_caches, assume=words)
 

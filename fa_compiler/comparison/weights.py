@@ -1,15 +1,19 @@
 """Which floating-point inputs are weights, and how large their random numbers have to be.
 
-Training graphs take their weights as inputs. Random numbers around 1 in all of them make a model whose values grow from
-layer to layer until its own roundings are larger than any tolerance. So weights are drawn as layers are initialised:
+Training graphs take their weights as inputs. Random numbers around 1 in all of them make a model
+whose values grow from layer to layer until its own roundings are larger than any tolerance. So
+weights are drawn as layers are initialised:
 
-    matrix    := an input of two fixed sizes, also transposed, that a MatMul or Gemm multiplies a value with which
-                 depends on another input             deviation 1 / sqrt(k), for products that add up k terms each
+    matrix    := an input of two fixed sizes, also transposed, that a MatMul or Gemm multiplies a
+              value with which
+                 depends on another input             deviation 1 / sqrt(k), for products that add
+                                                      up k terms each
     kernel    := the second operand of Conv, of fixed sizes                       the same
     variance  := that of a BatchNormalization         around 1, as it is no square below 0
 
-Keys and values of an attention are no matrix: those are an operand of a product that moves, scales and sums lead to a
-Softmax, and these are multiplied with what comes from a Softmax. Of several readers the one that adds up most decides.
+Keys and values of an attention are no matrix: those are an operand of a product that moves, scales
+and sums lead to a Softmax, and these are multiplied with what comes from a Softmax. Of several
+readers the one that adds up most decides.
 """
 
 from __future__ import annotations
@@ -25,7 +29,9 @@ from fa_compiler.comparison.masks import FLOATS
 from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.protos.subgraphs import graph_inputs
 
-ON_SCORES = frozenset((*MOVES, *("Cast", "Mul", "Div", "Add", "Sub", "Where", "Max", "Min", "Clip", "Tanh")))
+ON_SCORES = frozenset(
+    (*MOVES, *("Cast", "Mul", "Div", "Add", "Sub", "Where", "Max", "Min", "Clip", "Tanh"))
+)
 """What may lie between the product of query and key and its Softmax."""
 ON_PROBABILITIES = frozenset((*MOVES, *("Cast", "Mul", "Div", "Where", "Dropout")))
 """What may lie between a Softmax and the product with the values."""
@@ -54,7 +60,11 @@ def weights_of(model: onnx.ModelProto) -> Mapping[str, Spread]:
         for info in graph_inputs(model)
         if info.type.tensor_type.elem_type in FLOATS and info.type.tensor_type.HasField("shape")
     }
-    found = {name: graph.spread(name, shape) for name, shape in sizes.items() if all(size > 0 for size in shape)}
+    found = {
+        name: graph.spread(name, shape)
+        for name, shape in sizes.items()
+        if all(size > 0 for size in shape)
+    }
     return {name: spread for name, spread in found.items() if spread is not None}
 
 
@@ -84,7 +94,11 @@ class _Graph:
                     continue
                 if node.op_type == "Conv" and len(shape) > 2:
                     terms.append(math.prod(shape[1:]))
-                elif node.op_type in ("MatMul", "Gemm") and len(shape) == 2 and node.input[0] in self._depends:
+                elif (
+                    node.op_type in ("MatMul", "Gemm")
+                    and len(shape) == 2
+                    and node.input[0] in self._depends
+                ):
                     if self._is_attention(node):
                         return None
                     terms.append(shape[_flag(node, "transB")])
@@ -100,11 +114,16 @@ class _Graph:
                 if node.op_type in ("Cast", "Identity"):
                     pending.append((node.output[0], shape))
                 elif node.op_type == "Transpose":
-                    order = next((list(attr.ints) for attr in node.attribute if attr.name == "perm"), None)
-                    pending.append((node.output[0], [shape[axis] for axis in order] if order else shape[::-1]))
+                    order = next(
+                        (list(attr.ints) for attr in node.attribute if attr.name == "perm"), None
+                    )
+                    pending.append(
+                        (node.output[0], [shape[axis] for axis in order] if order else shape[::-1])
+                    )
 
     def _is_attention(self, product: onnx.NodeProto) -> bool:
-        """Does a product make the scores of a Softmax, or multiply its probabilities with values?"""
+        """Does a product make the scores of a Softmax, or multiply its probabilities with
+        values?"""
         scores = self._reaches_softmax(product.output[0], ON_SCORES, self._read_by)
         return scores or self._reaches_softmax(product.input[0], ON_PROBABILITIES, self._made_by)
 

@@ -1,8 +1,10 @@
-"""The environment variable FA_COMPILER_PROVIDER: all sessions of a process have the provider, without an import.
+"""The environment variable FA_COMPILER_PROVIDER: all sessions of a process have the provider,
+without an import.
 
-The wheel holds this file a second time, as `_fa_compiler_startup` beside the package, and `fa_compiler.pth`, whose one
-line imports it when Python starts and the variable is set. Hence this file imports nothing before the program imports
-onnxruntime, and the package only when the first session is made. No error leaves it.
+The wheel holds this file a second time, as `_fa_compiler_startup` beside the package, and
+`fa_compiler.pth`, whose one line imports it when Python starts and the variable is set. Hence this
+file imports nothing before the program imports onnxruntime, and the package only when the first
+session is made. No error leaves it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """For onnxruntime the answer of the other finders, with a loader that watches the sessions afterwards."""
+        """For onnxruntime the answer of the other finders, with a loader that watches the sessions
+        afterwards."""
         if name != "onnxruntime":
             return None
         others = (finder for finder in [*sys.meta_path] if finder is not self)
@@ -53,7 +56,8 @@ def _watch(onnxruntime: Any) -> None:
     import functools
 
     global watching
-    if not hasattr(onnxruntime, "InferenceSession"):  # another package of this name, or a damaged one
+    # another package of this name, or a damaged one
+    if not hasattr(onnxruntime, "InferenceSession"):
         return
     make = onnxruntime.InferenceSession.__init__
     failed = False
@@ -78,7 +82,10 @@ def _watch(onnxruntime: Any) -> None:
 
 def _tell(error: Exception) -> None:
     text = " ".join(str(error).split())
-    print(f"fa_compiler: sessions run without fused attention: {type(error).__name__}: {text}", file=sys.stderr)
+    print(
+        f"fa_compiler: sessions run without fused attention: {type(error).__name__}: {text}",
+        file=sys.stderr,
+    )
 
 
 sys.meta_path.insert(0, _Finder())

@@ -1,8 +1,8 @@
 """`bench`: measures a model and its fused form beside each other in ONNX Runtime, on this machine.
 
-Both run with all of ONNX Runtime's optimisations, in turns: first the one and then the other, then the other way round,
-so that a machine that grows slower or faster does so for both. Memory is the peak of a process of its own for each
-model, which holds the session and runs it twice.
+Both run with all of ONNX Runtime's optimisations, in turns: first the one and then the other, then
+the other way round, so that a machine that grows slower or faster does so for both. Memory is the
+peak of a process of its own for each model, which holds the session and runs it twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from fa_compiler.comparison.verification import as_file
 from fa_compiler.errors import InputError
 from fa_compiler.measuring.figures import BenchInterrupted, Benchmark, Measure
 from fa_compiler.measuring.limits import is_out_of_memory, largest_length
-from fa_compiler.measuring.options import CACHED, LENGTHS, BenchKeywords, BenchOptions, check_threads
+from fa_compiler.measuring.options import (
+    CACHED,
+    LENGTHS,
+    BenchKeywords,
+    BenchOptions,
+    check_threads,
+)
 from fa_compiler.measuring.runs import Runs
 from fa_compiler.measuring.steps import Steps
 from fa_compiler.model_files.reading import ModelLike
@@ -46,10 +52,12 @@ def bench(
     """Measure a model and its fused form beside each other.
 
     Args:
-        model: a path, bytes, an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of torch.onnx.export.
-        lengths: the sizes of dynamic dimensions but the batch (128, 512, 2048), or of a decoder the numbers of cached
-            keys (512, 2048, 8192). Lengths that give inputs of the same shapes are measured once. In the place of
-            lengths that the model refuses, the largest one that it takes is measured.
+        model: a path, bytes, an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of
+            torch.onnx.export.
+        lengths: the sizes of dynamic dimensions but the batch (128, 512, 2048), or of a decoder the
+            numbers of cached keys (512, 2048, 8192). Lengths that give inputs of the same shapes
+            are measured once. In the place of lengths that the model refuses, the largest one that
+            it takes is measured.
         assume: assumptions that you vouch for.
         in_place_caches: whether the fused model has its caches in place. It goes with `decode`.
         progress: is told how far it is.
@@ -57,22 +65,26 @@ def bench(
         **options: the fields of `BenchOptions`.
 
     Raises:
-        InputError: the model or an option is at fault, nothing of the model is fused, so that there is nothing to
-            compare, or ONNX Runtime cannot load the model.
+        InputError: the model or an option is at fault, nothing of the model is fused, so that there
+            is nothing to compare, or ONNX Runtime cannot load the model.
         KeyboardInterrupt: as a `BenchInterrupted`, whose `kept` has the lengths that were finished.
     """
     words = python_options(assume=assume).assume
     chosen = _checked(BenchOptions(_read_lengths(lengths), **read_options(options, BenchOptions)))
     decode, threads = chosen.decode or DECODE in words, chosen.threads or 0
     if in_place_caches and not decode:
-        raise InputError("caches in place are measured as a decoder uses them: give --decode, in Python decode=True")
+        raise InputError(
+            "caches in place are measured as a decoder uses them: give --decode, in Python decode=True"
+        )
     wanted = list(dict.fromkeys(chosen.lengths or (CACHED if decode else LENGTHS)))
     with TemporaryFolder() as folder:
         place = folder.path
         paths = as_file(model, folder, "original.onnx"), place / "fused.onnx"
         report = optimize(model, paths[1], assume=words, in_place_caches=in_place_caches).report
         _check_fused(report)
-        sessions = partial(Steps, one_token=DECODE in words) if decode else partial(Runs, folder=place)
+        sessions = (
+            partial(Steps, one_token=DECODE in words) if decode else partial(Runs, folder=place)
+        )
         runs = sessions(paths=paths, threads=threads, batch=chosen.batch)
         fixed, signals = ((), ()) if isinstance(runs, Steps) else (runs.fixed(), runs.signals)
         begun = Benchmark(
@@ -111,7 +123,10 @@ def _checked(options: BenchOptions) -> BenchOptions:
     if not lengths:
         raise InputError("lengths are a list of numbers, such as [128, 512], and not an empty one")
     numbers = [("length", length) for length in lengths]
-    numbers += [("batch", options.batch), ("number of threads", 1 if options.threads is None else options.threads)]
+    numbers += [
+        ("batch", options.batch),
+        ("number of threads", 1 if options.threads is None else options.threads),
+    ]
     for what, number in numbers:
         if not isinstance(number, Integral) or number < 1:
             raise InputError(f"a {what} is a whole number from 1 upwards, not {number}")
@@ -128,7 +143,9 @@ def _check_fused(report: Report) -> None:
     hints = [block.hint for block in report.blocks if block.code == Code.READY_MADE and block.hint]
     if hints:
         why = f"has an attention operator that is not fused; try: {hints[0]}"
-    elif any(block.status == "already_fused" or block.code == Code.READY_MADE for block in report.blocks):
+    elif any(
+        block.status == "already_fused" or block.code == Code.READY_MADE for block in report.blocks
+    ):
         why = "is already fused; give the model from which it was made"
     elif report.attentions:
         why = "has no attention that is fused; fa-compiler inspect --explain says why"
@@ -138,7 +155,8 @@ def _check_fused(report: Report) -> None:
 
 
 class _Made:
-    """The benchmark so far, with the most tokens that the model takes once a length was too large for it."""
+    """The benchmark so far, with the most tokens that the model takes once a length was too large
+    for it."""
 
     def __init__(
         self,
@@ -159,7 +177,8 @@ class _Made:
             self._found(self.benchmark)
 
     def measure(self, wanted: Sequence[int]) -> None:
-        """Measure these lengths, and the largest one that runs in the place of those that are too large."""
+        """Measure these lengths, and the largest one that runs in the place of those that are too
+        large."""
         for count, length in enumerate(wanted):
             self._tell(self.benchmark.at(length), count, len(wanted))
             most = self.benchmark.most
@@ -168,7 +187,11 @@ class _Made:
                 continue
             measure = self._measured(length)
             if measure is not None and measure.fault is not None:
-                self._tell(f"{length} {self.benchmark.unit} are too many: looking for the most", count, len(wanted))
+                self._tell(
+                    f"{length} {self.benchmark.unit} are too many: looking for the most",
+                    count,
+                    len(wanted),
+                )
                 measure = self._judged(measure, wanted)
             self._add(measure)
 
@@ -176,15 +199,17 @@ class _Made:
         return self._runs.measure(length, self._seconds, self.benchmark.measures)
 
     def _judged(self, measure: Measure, wanted: Sequence[int]) -> Measure:
-        """A measure with a fault that says what is at fault: the length, or a model. If it is the length, the largest
-        one that runs is measured, if it is not among the wanted ones."""
+        """A measure with a fault that says what is at fault: the length, or a model. If it is the
+        length, the largest one that runs is measured, if it is not among the wanted ones."""
         error = self._runs.fault(measure.length)
         if error is None:
             return replace(measure, fault=f"only the fused model does not run: {measure.fault}")
         if is_out_of_memory(error) or "length" in self.benchmark.fixed:
             return replace(measure, fault=f"the model does not run: {measure.fault}")
         ran = [each.length for each in self.benchmark.measures if each.fault is None]
-        largest = largest_length(lambda length: self._runs.fault(length) is None, ran, measure.length)
+        largest = largest_length(
+            lambda length: self._runs.fault(length) is None, ran, measure.length
+        )
         if largest is None:
             return replace(measure, fault=f"the model does not run: {measure.fault}")
         self.benchmark = replace(self.benchmark, most=largest + self._runs.spare)
@@ -196,7 +221,11 @@ class _Made:
     def _limit(self) -> str:
         takes = replace(self.benchmark, decode=False).at(self.benchmark.most or 0)
         limit = f"the model takes at most {takes}"
-        return f"{limit}, and {self._runs.spare} steps follow the cached keys" if self._runs.spare else limit
+        return (
+            f"{limit}, and {self._runs.spare} steps follow the cached keys"
+            if self._runs.spare
+            else limit
+        )
 
     def _tell(self, text: str, count: int, of: int) -> None:
         if self._progress is not None:

@@ -21,12 +21,14 @@ MIB = 1 << 20
 
 
 UNSTEADY = 2.0
-"""How often the fast runs of a model may lie in its slow ones before the figures are called unreliable."""
+"""How often the fast runs of a model may lie in its slow ones before the figures are called
+unreliable."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one model: the median, and between which two of ten runs lie, and its peak memory in bytes."""
+    """Milliseconds of one model: the median, and between which two of ten runs lie, and its peak
+    memory in bytes."""
 
     median: float
     low: float
@@ -61,10 +63,10 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 class Decoded:
     """What a decoder did beside the time of its steps.
 
-    `prompt` holds the milliseconds of the prompt in the original and in the fused model; None where it was not timed.
-    `parts` is the number of parts in which it was given, 0 without a prompt.
-    `tokens` were chosen by both, and `same` of them are the same. `largest` is the largest difference of an output,
-    relative to its largest value, and `tolerance` what is allowed.
+    `prompt` holds the milliseconds of the prompt in the original and in the fused model; None where
+    it was not timed. `parts` is the number of parts in which it was given, 0 without a prompt.
+    `tokens` were chosen by both, and `same` of them are the same. `largest` is the largest
+    difference of an output, relative to its largest value, and `tolerance` what is allowed.
     """
 
     prompt: tuple[float, float] | None
@@ -83,7 +85,9 @@ class Decoded:
         """The figures by name; times are in milliseconds."""
         names = ("original", "fused")
         prompt = (
-            None if self.prompt is None else dict(zip(names, (round(each, 4) for each in self.prompt), strict=True))
+            None
+            if self.prompt is None
+            else dict(zip(names, (round(each, 4) for each in self.prompt), strict=True))
         )
         return {
             "prompt": prompt,
@@ -99,8 +103,8 @@ class Decoded:
 class Measure:
     """One length: the shapes of the inputs, and what both models took.
 
-    `fault` is the reason why they did not run. `decoded` is there for a decoder: the timings are then those of a step
-    of one token, and `length` is the number of keys that were cached before.
+    `fault` is the reason why they did not run. `decoded` is there for a decoder: the timings are
+    then those of a step of one token, and `length` is the number of keys that were cached before.
     """
 
     length: int
@@ -114,11 +118,16 @@ class Measure:
     @property
     def ratio(self) -> float | None:
         """How many times as fast the fused model is."""
-        return None if self.original is None or self.fused is None else self.original.median / self.fused.median
+        return (
+            None
+            if self.original is None or self.fused is None
+            else self.original.median / self.fused.median
+        )
 
     @property
     def is_steady(self) -> bool:
-        """Whether the runs of each model agree so far that the figures of this length mean something."""
+        """Whether the runs of each model agree so far that the figures of this length mean
+        something."""
         return all(side.is_steady for side in self.sides)
 
     @property
@@ -129,15 +138,22 @@ class Measure:
 
     @property
     def agreement(self) -> tuple[str, ...]:
-        """Sentences on whether a decoder and its fused form made the same; none for other models."""
+        """Sentences on whether a decoder and its fused form made the same; none for other
+        models."""
         decoded = self.decoded
         if decoded is None:
             return ()
-        tokens = f"{decoded.same} of {decoded.tokens} tokens are the same" if decoded.tokens else "no tokens are chosen"
+        tokens = (
+            f"{decoded.same} of {decoded.tokens} tokens are the same"
+            if decoded.tokens
+            else "no tokens are chosen"
+        )
         differ = f"outputs differ by {decoded.largest:.2g}, {decoded.tolerance:.2g} is allowed"
         lines = [f"behind {self.length} keys {tokens}; {differ}"]
         if decoded.parts > 1:
-            lines.append(f"behind {self.length} keys the prompt was given in {decoded.parts} parts, for want of memory")
+            lines.append(
+                f"behind {self.length} keys the prompt was given in {decoded.parts} parts, for want of memory"
+            )
         return tuple(lines)
 
     def to_json(self, batch: int) -> dict[str, Any]:
@@ -147,12 +163,18 @@ class Measure:
             "length": self.length,
             "inputs": {name: list(shape) for name, shape in self.shapes},
             "runs": self.runs,
-            **{side: None if timing is None else timing.to_json() for side, timing in sides.items()},
+            **{
+                side: None if timing is None else timing.to_json() for side, timing in sides.items()
+            },
             "ratio": self.ratio and round(self.ratio, 4),
             "fault": self.fault,
         }
         if self.decoded is not None:
-            speeds = {side: round(1e3 * batch / timing.median, 2) for side, timing in sides.items() if timing}
+            speeds = {
+                side: round(1e3 * batch / timing.median, 2)
+                for side, timing in sides.items()
+                if timing
+            }
             told["decoded"] = {"tokens_per_second": speeds, **self.decoded.to_json()}
         return told
 
@@ -161,10 +183,11 @@ class Measure:
 class Benchmark(Shown):
     """The measures, and the conditions they were made under.
 
-    `report` tells what was fused. `most` is the number of tokens that the model takes at most, if a length is larger.
-    `caches` are those of a decoder, by the names of their inputs. `fixed` has "length" or "batch" where the model
-    itself fixes these sizes, so that what was asked for has no effect. `signals` are inputs that are sounds or images.
-    `has_steps` says that the model can be measured as a decoder is used: its caches do not have a fixed length.
+    `report` tells what was fused. `most` is the number of tokens that the model takes at most, if a
+    length is larger. `caches` are those of a decoder, by the names of their inputs. `fixed` has
+    "length" or "batch" where the model itself fixes these sizes, so that what was asked for has no
+    effect. `signals` are inputs that are sounds or images. `has_steps` says that the model can be
+    measured as a decoder is used: its caches do not have a fixed length.
     """
 
     report: Report
@@ -182,7 +205,9 @@ class Benchmark(Shown):
     @property
     def measured(self) -> tuple[Measure, ...]:
         """The measures of lengths at which both models ran."""
-        return tuple(each for each in self.measures if each.original is not None and each.fused is not None)
+        return tuple(
+            each for each in self.measures if each.original is not None and each.fused is not None
+        )
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -209,7 +234,9 @@ class Benchmark(Shown):
 
     def at(self, length: int) -> str:
         """A length in words, such as "2,048 tokens"."""
-        return "the sizes of the model" if "length" in self.fixed else self._counted([f"{length:,}"])
+        return (
+            "the sizes of the model" if "length" in self.fixed else self._counted([f"{length:,}"])
+        )
 
     @property
     def batch_in_words(self) -> str:
@@ -276,8 +303,13 @@ class Benchmark(Shown):
         for measure in self.measured:
             assert measure.decoded is not None
             sides = measure.sides
-            speeds = [f"{1e3 * self.batch / side.median:,.0f} ({side.low:.2f}-{side.high:.2f} ms)" for side in sides]
-            times = [f"{time:,.{0 if time >= 100 else 2}f}" for time in measure.decoded.prompt or ()] or ["", ""]
+            speeds = [
+                f"{1e3 * self.batch / side.median:,.0f} ({side.low:.2f}-{side.high:.2f} ms)"
+                for side in sides
+            ]
+            times = [
+                f"{time:,.{0 if time >= 100 else 2}f}" for time in measure.decoded.prompt or ()
+            ] or ["", ""]
             memory = [f"{timing.memory / MIB:,.0f}" for timing in sides]
             shown = times if prompts else []
             rows.append([str(measure.length), *speeds, f"{measure.ratio:.2f} x", *shown, *memory])
@@ -286,8 +318,14 @@ class Benchmark(Shown):
     @property
     def _lines(self) -> list[str]:
         report = self.report
-        lines = [*self.faults, *self.sizes, *(line for measure in self.measured for line in measure.agreement)]
-        lines.append(f"{report.model}: {report.fused_attentions} of {report.attentions} attentions fused")
+        lines = [
+            *self.faults,
+            *self.sizes,
+            *(line for measure in self.measured for line in measure.agreement),
+        ]
+        lines.append(
+            f"{report.model}: {report.fused_attentions} of {report.attentions} attentions fused"
+        )
         if self.caches:
             first, *others = self.caches
             lines.append(f"caches: {first}" + (f" and {len(others)} more" if others else ""))
@@ -300,22 +338,30 @@ class Benchmark(Shown):
     def advice(self) -> list[str]:
         """What else a user of a model with caches can measure."""
         if self.has_steps and not self.decode:
-            return ["to measure steps of one token, as a decoder is used, give --decode, in Python decode=True"]
+            return [
+                "to measure steps of one token, as a decoder is used, give --decode, in Python decode=True"
+            ]
         if self.decode and self.report.possible_buffers:
-            return ["each step copies all caches; --in-place-caches, in Python in_place_caches=True, ends that"]
+            return [
+                "each step copies all caches; --in-place-caches, in Python in_place_caches=True, ends that"
+            ]
         return []
 
     @property
     def sizes(self) -> list[str]:
-        """The sentence about sizes that the model fixes, or about lengths that are no number of tokens; none where it
-        leaves the number of its tokens open."""
+        """The sentence about sizes that the model fixes, or about lengths that are no number of
+        tokens; none where it leaves the number of its tokens open."""
         if "length" not in self.fixed and self.signals:
             names = ", ".join(self.signals)
-            return [f"{names}: a length counts samples or pixels here; the model makes its tokens of them"]
+            return [
+                f"{names}: a length counts samples or pixels here; the model makes its tokens of them"
+            ]
         if "length" not in self.fixed or not self.measured:
             return []
         shapes = [f"{name} {list(shape)}" for name, shape in self.measured[0].shapes]
-        return [f"the model fixes its length, and was measured at its own sizes: {first_of(shapes)}"]
+        return [
+            f"the model fixes its length, and was measured at its own sizes: {first_of(shapes)}"
+        ]
 
     @property
     def warnings(self) -> list[str]:
@@ -347,8 +393,8 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def turns() -> Iterator[tuple[int, int]]:
-    """The order of the two models in each turn: one first and then the other, so that a machine that grows slower or
-    faster does so for both."""
+    """The order of the two models in each turn: one first and then the other, so that a machine
+    that grows slower or faster does so for both."""
     while True:
         yield 0, 1
         yield 1, 0

@@ -1,4 +1,5 @@
-"""The largest length that a model takes, where it refuses a larger one; and what ONNX Runtime's errors say in words."""
+"""The largest length that a model takes, where it refuses a larger one; and what ONNX Runtime's
+errors say in words."""
 
 from __future__ import annotations
 
@@ -12,13 +13,15 @@ from fa_compiler.errors import InputError, one_line
 FIRST = (16, 1, 32, 64, 128, 224)
 """The lengths to begin with where none is known to run."""
 PERIODS = (14, 16, 24, 32, 60)
-"""A model that only takes multiples of one of these has no largest length that a search in halves could find."""
+"""A model that only takes multiples of one of these has no largest length that a search in halves
+could find."""
 
 
 def largest_length(runs: Callable[[int], bool], known: Iterable[int], refused: int) -> int | None:
     """The largest length below `refused` at which a model runs.
 
-    None if it runs with none, or if it refuses some length and takes larger ones, so that the length is not its limit.
+    None if it runs with none, or if it refuses some length and takes larger ones, so that the
+    length is not its limit.
 
     Args:
         runs: whether the model runs at a length.
@@ -60,11 +63,17 @@ def in_words(error: Exception) -> str:
 def is_out_of_memory(error: Exception) -> bool:
     """Whether memory was the reason."""
     text = str(error)
-    return isinstance(error, MemoryError) or "bad_alloc" in text or "allocate memory" in text or "BFCArena" in text
+    return (
+        isinstance(error, MemoryError)
+        or "bad_alloc" in text
+        or "allocate memory" in text
+        or "BFCArena" in text
+    )
 
 
 def foreseen(known: Iterable[tuple[int, int]], length: int) -> int:
-    """The bytes that a model will need at a length: those that it needs always, and those that grow with its square.
+    """The bytes that a model will need at a length: those that it needs always, and those that grow
+    with its square.
 
     `known` are lengths and bytes. With fewer than two of them nothing can be foreseen: 0.
     """

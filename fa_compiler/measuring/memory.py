@@ -23,7 +23,8 @@ def peak_of(module: str, *words: str) -> int:
 def own_peak() -> int:
     """The peak memory of this process in bytes.
 
-    What Linux's getrusage calls the largest resident set includes the one of the process that started this one.
+    What Linux's getrusage calls the largest resident set includes the one of the process that
+    started this one.
     """
     if sys.platform == "win32":
         from fa_compiler.measuring import windows

@@ -33,7 +33,8 @@ def positive(text: str) -> float:
 
 
 def check_threads(threads: int | None) -> None:
-    """Raise InputError for more threads than this machine has cores: they would wait for each other."""
+    """Raise InputError for more threads than this machine has cores: they would wait for each
+    other."""
     cores = os.cpu_count()
     if threads is not None and cores is not None and threads > cores:
         raise InputError(
@@ -76,11 +77,16 @@ class BenchOptions:
     threads: int | None = field(
         default=None,
         metadata=told(
-            "threads of ONNX Runtime, at most one for each core (default: its own number)", metavar="N", kind=int
+            "threads of ONNX Runtime, at most one for each core (default: its own number)",
+            metavar="N",
+            kind=int,
         ),
     )
     seconds: float = field(
-        default=4.0, metadata=told("how long both models run at each length (default 4)", metavar="S", kind=positive)
+        default=4.0,
+        metadata=told(
+            "how long both models run at each length (default 4)", metavar="S", kind=positive
+        ),
     )
     decode: bool = field(
         default=False,

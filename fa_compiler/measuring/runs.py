@@ -23,11 +23,12 @@ from fa_compiler.protos.subgraphs import graph_inputs
 
 
 class Runs:
-    """The sessions of the original and of the fused model. Raises InputError if ONNX Runtime cannot load them.
+    """The sessions of the original and of the fused model. Raises InputError if ONNX Runtime cannot
+    load them.
 
-    `spare` is the number of tokens that a measurement needs beside its length. `caches` are those of the original, by
-    the names of their inputs, and `has_steps` says whether a step can follow another one. `signals` are its inputs that
-    are sounds or images.
+    `spare` is the number of tokens that a measurement needs beside its length. `caches` are those
+    of the original, by the names of their inputs, and `has_steps` says whether a step can follow
+    another one. `signals` are its inputs that are sounds or images.
     """
 
     spare = 0
@@ -47,12 +48,17 @@ class Runs:
                 raise InputError(f"ONNX Runtime cannot load {what}: {one_line(error)}") from None
 
     def fixed(self) -> tuple[str, ...]:
-        """Which of "length" and "batch" the model fixes: inputs for other ones have the same shapes."""
+        """Which of "length" and "batch" the model fixes: inputs for other ones have the same
+        shapes."""
         try:
-            shapes, longer, more = (self._shapes(length, batch) for length, batch in ((128, 1), (512, 1), (128, 2)))
+            shapes, longer, more = (
+                self._shapes(length, batch) for length, batch in ((128, 1), (512, 1), (128, 2))
+            )
         except InputError:  # it is told of the lengths that are wanted
             return ()
-        return tuple(size for size, other in (("length", longer), ("batch", more)) if other == shapes)
+        return tuple(
+            size for size, other in (("length", longer), ("batch", more)) if other == shapes
+        )
 
     def _shapes(self, length: int, batch: int) -> list[tuple[int, ...]]:
         feeds = random_inputs(self._proto, str(self._paths[0]), batch=batch, length=length)
@@ -67,7 +73,8 @@ class Runs:
         return None
 
     def measure(self, length: int, seconds: float, known: Sequence[Measure]) -> Measure | None:
-        """Run both at one length; None if its inputs have shapes that are among the known measures."""
+        """Run both at one length; None if its inputs have shapes that are among the known
+        measures."""
         try:
             feeds = self._inputs(length)
             shapes = tuple((name, array.shape) for name, array in feeds.items())
@@ -81,7 +88,9 @@ class Runs:
         times: list[list[float]] = [[], []]
         end = time.perf_counter() + seconds
         for order in turns():
-            if len(times[0]) >= LEAST_RUNS and (time.perf_counter() >= end or len(times[0]) >= MOST_RUNS):
+            if len(times[0]) >= LEAST_RUNS and (
+                time.perf_counter() >= end or len(times[0]) >= MOST_RUNS
+            ):
                 break
             for side in order:
                 times[side].append(timed(calls[side]))

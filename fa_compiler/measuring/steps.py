@@ -1,10 +1,12 @@
-"""Measures a decoder and its fused form as they are used: a prompt, and then steps of one token behind cached keys.
+"""Measures a decoder and its fused form as they are used: a prompt, and then steps of one token
+behind cached keys.
 
-Both get the same tokens: the original chooses the likeliest one after each step, and the fused model's choice has to be
-the same. Inputs that follow from the number of tokens are those that `DecodingSession` makes; others are random. A
-decoder that cannot take a prompt, because it has one token in every run, begins behind random caches. With the
-assumption `decode` the original alone takes the prompt, and the fused model goes on with its caches. A prompt whose
-scores would not fit into the memory, as shorter ones tell, is given to both in parts, and not timed.
+Both get the same tokens: the original chooses the likeliest one after each step, and the fused
+model's choice has to be the same. Inputs that follow from the number of tokens are those that
+`DecodingSession` makes; others are random. A decoder that cannot take a prompt, because it has one
+token in every run, begins behind random caches. With the assumption `decode` the original alone
+takes the prompt, and the fused model goes on with its caches. A prompt whose scores would not fit
+into the memory, as shorter ones tell, is given to both in parts, and not timed.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ PART = 512
 PROBED = (512, 1024)
 """The prompts whose memory tells of longer ones, where no measured ones do."""
 UNPROBED = 8192
-"""The longest prompt that is given at once where nothing is known of its memory: the longest default one."""
+"""The longest prompt that is given at once where nothing is known of its memory: the longest
+default one."""
 
 STEPS = 32
 """The tokens behind the cached ones. Longer measurements begin again behind the cached ones."""
@@ -51,11 +54,16 @@ Arrays = dict[str, np.ndarray]
 
 
 class Decoder:
-    """One decoder, and the inputs of its prompts and steps. A `model` runs in the place of the file: the same graph
-    with other weights."""
+    """One decoder, and the inputs of its prompts and steps. A `model` runs in the place of the
+    file: the same graph with other weights."""
 
     def __init__(
-        self, path: Path, threads: int, batch: int, optimise: bool = True, model: onnx.ModelProto | None = None
+        self,
+        path: Path,
+        threads: int,
+        batch: int,
+        optimise: bool = True,
+        model: onnx.ModelProto | None = None,
     ) -> None:
         self.path, self.batch = path, batch
         self.session = DecodingSession(model or path, threads=threads, optimise=optimise)
@@ -64,7 +72,8 @@ class Decoder:
 
     @cached_property
     def takes_prompt(self) -> bool:
-        """Whether a run may have several tokens. A file that was traced with one token declares an open number, too."""
+        """Whether a run may have several tokens. A file that was traced with one token declares an
+        open number, too."""
         if self.rows is None or self.rows.axis is None or self._is_fixed():
             return False
         self.session.reset()
@@ -88,7 +97,9 @@ class Decoder:
         dims = {info.name: info.type.tensor_type for info in graph_inputs(self.proto)}
         return sum(
             math.prod(
-                fixed_size(dim) or 1 for axis, dim in enumerate(dims[name].shape.dim) if axis not in (0, cache.axis)
+                fixed_size(dim) or 1
+                for axis, dim in enumerate(dims[name].shape.dim)
+                if axis not in (0, cache.axis)
             )
             * onnx.helper.tensor_dtype_to_np_dtype(dims[name].elem_type).itemsize
             * self.batch
@@ -100,12 +111,19 @@ class Decoder:
         """Random inputs of a run, without those that the session holds or makes."""
         wanted = self.session.inputs
         feeds = random_inputs(
-            self.proto, str(self.path), batch=self.batch, length=rows + past, rows=rows, past=past, only=wanted
+            self.proto,
+            str(self.path),
+            batch=self.batch,
+            length=rows + past,
+            rows=rows,
+            past=past,
+            only=wanted,
         )
         return {name: feeds[name] for name in wanted}
 
     def begin(self, length: int, prompt: Sequence[Arrays]) -> None:
-        """Forget everything and take a prompt, in its parts; without one, random caches of this length."""
+        """Forget everything and take a prompt, in its parts; without one, random caches of this
+        length."""
         self.session.room = length + STEPS
         self.session.reset()
         for part in prompt:
@@ -113,19 +131,31 @@ class Decoder:
         if not prompt:
             caches = self.session.caches_by_input
             made = random_inputs(
-                self.proto, str(self.path), batch=self.batch, length=length, rows=1, past=length, only=caches
+                self.proto,
+                str(self.path),
+                batch=self.batch,
+                length=length,
+                rows=1,
+                past=length,
+                only=caches,
             )
             self.session.take_caches({name: made[name] for name in caches})
 
     def prompt(self, length: int, part: int) -> list[Arrays]:
-        """The inputs of a prompt in parts of so many tokens; none for a decoder that takes no prompt."""
+        """The inputs of a prompt in parts of so many tokens; none for a decoder that takes no
+        prompt."""
         if not self.takes_prompt:
             return []
         return [self.inputs(min(part, length - held), held) for held in range(0, length, part)]
 
     def chosen(self, outputs: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """The likeliest token of each batch entry; None if no output has numbers for the last token."""
-        found = [name for name, array in outputs.items() if array.ndim >= 2 and array.dtype.kind not in "iub"]
+        """The likeliest token of each batch entry; None if no output has numbers for the last
+        token."""
+        found = [
+            name
+            for name, array in outputs.items()
+            if array.ndim >= 2 and array.dtype.kind not in "iub"
+        ]
         if not found:
             return None
         array = outputs["logits" if "logits" in found else found[0]]
@@ -133,9 +163,15 @@ class Decoder:
         return np.asarray(last.reshape(len(last), -1).argmax(-1))
 
     def following(self, feeds: Arrays, tokens: np.ndarray | None) -> Arrays:
-        """The inputs of a step with these tokens in the place of the random ones, where the model takes tokens."""
+        """The inputs of a step with these tokens in the place of the random ones, where the model
+        takes tokens."""
         name = None if self.rows is None else self.rows.input
-        if name is None or tokens is None or name not in feeds or feeds[name].dtype.kind not in "iu":
+        if (
+            name is None
+            or tokens is None
+            or name not in feeds
+            or feeds[name].dtype.kind not in "iu"
+        ):
             return feeds
         array = feeds[name]
         if array.size != tokens.size:
@@ -144,7 +180,8 @@ class Decoder:
 
 
 class Steps:
-    """The original and the fused decoder, as `Runs` has them. `one_token` says that the fused model takes no prompt.
+    """The original and the fused decoder, as `Runs` has them. `one_token` says that the fused model
+    takes no prompt.
 
     Raises InputError if ONNX Runtime cannot load them, or if they have no caches.
     """
@@ -162,7 +199,8 @@ class Steps:
         return tuple(self._pair[0].session.caches_by_input)
 
     def fault(self, length: int) -> Exception | None:
-        """Why the original does not take a step behind so many keys and STEPS more; None if it does."""
+        """Why the original does not take a step behind so many keys and STEPS more; None if it
+        does."""
         original, total = self._pair[0], length + STEPS
         if (lacking := self._lacking(length)) is not None:
             return MemoryError(lacking)
@@ -200,8 +238,9 @@ class Steps:
     def _fits(self, length: int, known: Sequence[Measure]) -> bool:
         """Is the memory enough for a prompt at once, as far as shorter ones tell?
 
-        They were measured in processes of their own. ONNX Runtime takes memory in pieces, each twice as large as the
-        last one, and keeps them, so a process that ran other prompts before may hold twice as much.
+        They were measured in processes of their own. ONNX Runtime takes memory in pieces, each
+        twice as large as the last one, and keeps them, so a process that ran other prompts before
+        may hold twice as much.
         """
         whole = [each for each in known if each.decoded is not None and each.decoded.parts == 1]
         free = free_memory()
@@ -211,7 +250,8 @@ class Steps:
         return free is None or 2 * foreseen(took, length) < free
 
     def _lacking(self, length: int) -> str | None:
-        """Why the caches of so many tokens have no room in the memory: both models hold a past and a present."""
+        """Why the caches of so many tokens have no room in the memory: both models hold a past and
+        a present."""
         free, needed = free_memory(), 4 * self._pair[0].token_bytes * (length + STEPS)
         if free is None or needed < free:
             return None
@@ -227,7 +267,9 @@ class Steps:
             each.begin(length, prompt)
         if len(prompt) > 1:
             return None
-        first, second = (1e3 * timed(partial(each.begin, length, prompt)) for each in (original, fused))
+        first, second = (
+            1e3 * timed(partial(each.begin, length, prompt)) for each in (original, fused)
+        )
         return first, second
 
     def _steps(
@@ -267,11 +309,16 @@ class Steps:
         fed: list[Arrays],
         found: list[tuple[dict[str, Any], dict[str, Any]]],
     ) -> Decoded:
-        """How the outputs of both agree. Where they do not, as much is allowed as `verify` allows where ONNX Runtime's
-        own optimisations change the original, or other last bits of its weights."""
+        """How the outputs of both agree. Where they do not, as much is allowed as `verify` allows
+        where ONNX Runtime's own optimisations change the original, or other last bits of its
+        weights."""
         choose = self._pair[0].chosen
         tokens = [(choose(first), choose(second)) for first, second in found]
-        chosen = [np.array_equal(first, second) for first, second in tokens if first is not None and second is not None]
+        chosen = [
+            np.array_equal(first, second)
+            for first, second in tokens
+            if first is not None and second is not None
+        ]
         largest, tolerance = max(_difference(*both) for both in found), self._tolerance
         expected = [first for first, _ in found]
         if largest > tolerance:
@@ -291,10 +338,14 @@ class Steps:
         optimise: bool = True,
         model: onnx.ModelProto | None = None,
     ) -> float:
-        """How much the outputs of the original change where it is run without optimisations, or with other weights."""
+        """How much the outputs of the original change where it is run without optimisations, or
+        with other weights."""
         changed = Decoder(self._paths[0], self._threads, self._batch, optimise, model)
         changed.session.take_caches(begun)
-        return max(_difference(changed.session.step(step), first) for step, first in zip(fed, expected, strict=True))
+        return max(
+            _difference(changed.session.step(step), first)
+            for step, first in zip(fed, expected, strict=True)
+        )
 
     def _nudged(self) -> onnx.ModelProto:
         path = self._paths[0].resolve()
@@ -304,7 +355,9 @@ class Steps:
         """The peak memory of a process that takes the prompt and two steps."""
         alone = side == 1 and self._one_token
         return peak_of(
-            "steps", str(self._paths[side]), *map(str, (length, self._threads, self._batch, part * (not alone)))
+            "steps",
+            str(self._paths[side]),
+            *map(str, (length, self._threads, self._batch, part * (not alone))),
         )
 
 
@@ -318,8 +371,8 @@ def _difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> float:
 
 
 def _decode(path: Path, length: int, threads: int, batch: int, part: int) -> None:
-    """Take a prompt and two steps, and print the peak memory of this process in bytes. Without a part, the caches are
-    random."""
+    """Take a prompt and two steps, and print the peak memory of this process in bytes. Without a
+    part, the caches are random."""
     decoder = Decoder(path, threads, batch)
     decoder.begin(length, decoder.prompt(length, part) if part else [])
     for count in range(2):

@@ -41,6 +41,9 @@ if sys.platform == "win32":
         return int(counters.peak_working_set)
 
     def free_memory() -> int | None:
-        """The bytes that a process could have on this machine; None where the system does not tell."""
+        """The bytes that a process could have on this machine; None where the system does not
+        tell."""
         status = _Status(length=ctypes.sizeof(_Status))
-        return int(status.available) if _kernel32.GlobalMemoryStatusEx(ctypes.byref(status)) else None
+        return (
+            int(status.available) if _kernel32.GlobalMemoryStatusEx(ctypes.byref(status)) else None
+        )

@@ -1,9 +1,12 @@
 """Where a file that the user names is written.
 
-a new or a regular file     is made beside its place and then moved there, so that a failed run leaves nothing
-a link                      is written through: the file that it leads to is replaced, and the link stays
+a new or a regular file     is made beside its place and then moved there, so that a failed run
+                            leaves nothing
+a link                      is written through: the file that it leads to is replaced, and the link
+                            stays
 a pipe or a device          is written to, and never replaced: /dev/null must stay
-an open file of this run    such as /dev/stdout is written to where it is open; what `>> file` held stays
+an open file of this run    such as /dev/stdout is written to where it is open; what `>> file` held
+                            stays
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ _MOST_LINKS = 40
 
 
 def file_place(name: str | os.PathLike[str]) -> Path:
-    """The place of a file to write. Raises InputError for an empty name, and for one that ends as that of a folder."""
+    """The place of a file to write. Raises InputError for an empty name, and for one that ends as
+    that of a folder."""
     text = _text_of(name)
     if not text:
         raise InputError("the path of the output is empty")
@@ -42,7 +46,8 @@ def _text_of(output: str | os.PathLike[str]) -> str:
 
 
 def real_place(path: Path) -> Path:
-    """The place of the file that a path leads to, which need not exist. Raises InputError for a circle of links."""
+    """The place of the file that a path leads to, which need not exist. Raises InputError for a
+    circle of links."""
     place = Path(os.path.realpath(path))
     if place.is_symlink():
         raise InputError(f"{path} is a link that leads back to itself; choose another place")
@@ -58,7 +63,8 @@ def is_same(left: Path, right: Path) -> bool:
 
 
 def is_special(path: Path) -> bool:
-    """Whether a path is a pipe, a device or an open file of this process, which is written to and never replaced."""
+    """Whether a path is a pipe, a device or an open file of this process, which is written to and
+    never replaced."""
     if descriptor(path) is not None:
         return True
     return path.exists() and not path.is_file() and not path.is_dir()
@@ -79,7 +85,8 @@ def is_stream(path: Path, stream: TextIO) -> bool:
 
 
 def descriptor(path: Path) -> int | None:
-    """The number of the open file of this process that a path such as /dev/stdout is another name of."""
+    """The number of the open file of this process that a path such as /dev/stdout is another name
+    of."""
     for _ in range(_MOST_LINKS):
         found = _DESCRIPTORS.fullmatch(os.path.realpath(path.parent))
         if found is not None and int(found["process"]) == os.getpid() and path.name.isdecimal():

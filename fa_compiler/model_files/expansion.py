@@ -1,7 +1,8 @@
 """How much a model grows when its functions are inlined, computed before that is done.
 
-If each function calls the next one twice, the number of nodes doubles at every level. A file of thirty small functions
-then stands for a billion nodes; the checker, shape inference and ONNX Runtime would not return from it.
+If each function calls the next one twice, the number of nodes doubles at every level. A file of
+thirty small functions then stands for a billion nodes; the checker, shape inference and ONNX
+Runtime would not return from it.
 """
 
 from __future__ import annotations
@@ -14,23 +15,26 @@ import onnx
 from fa_compiler.protos.subgraphs import all_nodes, graphs_of
 
 NODES = 250_000
-"""The most nodes that calls of functions may add to a model. A model without functions has no limit."""
+"""The most nodes that calls of functions may add to a model. A model without functions has no
+limit."""
 
 DEPTH = 100
 """The deepest chain of calls of functions; the ONNX checker has the same limit."""
 
 NAMES = 50_000_000
-"""The most steps that inlining may take to find new names. For each node and value with a name, it counts upwards from
-one until the number makes the name unique."""
+"""The most steps that inlining may take to find new names. For each node and value with a name, it
+counts upwards from one until the number makes the name unique."""
 
 GRAPHS = 30
-"""The deepest nesting of graphs after functions are inlined. A model with a deeper one cannot be read from a file."""
+"""The deepest nesting of graphs after functions are inlined. A model with a deeper one cannot be
+read from a file."""
 
 _Key = tuple[str, str, str]
 
 
 def excess(model: onnx.ModelProto) -> str | None:
-    """The limit that the model's functions exceed, as a sentence on one line; None if they exceed none."""
+    """The limit that the model's functions exceed, as a sentence on one line; None if they exceed
+    none."""
     if not model.functions:
         return None
     functions = {(each.domain, each.name, each.overload): each for each in model.functions}
@@ -47,7 +51,9 @@ def excess(model: onnx.ModelProto) -> str | None:
     nodes = 0
     for key in order:
         if levels[key] > DEPTH:
-            return f"its functions call each other over more than {DEPTH} levels, down to '{key[1]}'"
+            return (
+                f"its functions call each other over more than {DEPTH} levels, down to '{key[1]}'"
+            )
         if _go_inside(inside, functions[key].node, inside[key]) > GRAPHS:
             return f"its functions put graphs into graphs over more than {GRAPHS} levels, down to '{key[1]}'"
         for callee, times in calls[key].items():
@@ -65,7 +71,8 @@ def excess(model: onnx.ModelProto) -> str | None:
 
 
 def _go_inside(inside: defaultdict[_Key, int], nodes: Iterable[onnx.NodeProto], depth: int) -> int:
-    """Note the nesting depth of each call in `inside`, and return the deepest nesting of a graph in these nodes."""
+    """Note the nesting depth of each call in `inside`, and return the deepest nesting of a graph in
+    these nodes."""
     deepest = depth
     for node in nodes:
         key = (node.domain, node.op_type, node.overload)
@@ -75,13 +82,16 @@ def _go_inside(inside: defaultdict[_Key, int], nodes: Iterable[onnx.NodeProto], 
     return deepest
 
 
-def _calls(nodes: Iterable[onnx.NodeProto], functions: dict[_Key, onnx.FunctionProto]) -> Counter[_Key]:
+def _calls(
+    nodes: Iterable[onnx.NodeProto], functions: dict[_Key, onnx.FunctionProto]
+) -> Counter[_Key]:
     keys = ((node.domain, node.op_type, node.overload) for node in all_nodes(nodes))
     return Counter(key for key in keys if key in functions)
 
 
 def _callers_first(started: Iterable[_Key], calls: dict[_Key, Counter[_Key]]) -> list[_Key] | str:
-    """The called functions, each before those that it calls; a sentence if a function calls itself."""
+    """The called functions, each before those that it calls; a sentence if a function calls
+    itself."""
     done: list[_Key] = []
     state: dict[_Key, bool] = {}  # False while the functions that it calls are visited
     stack = [(key, False) for key in started]

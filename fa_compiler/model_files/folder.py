@@ -17,8 +17,8 @@ from fa_compiler.model_files.writing import FULL, cannot_write
 REPORT = "report.json"
 """The file that lists the files of the folder. A folder with any other file is not replaced."""
 DIGESTS = "sha256"
-"""The key of the digests of those files that people edit, such as the addresses in cluster_config.json. A folder in
-which one of them was changed is not replaced."""
+"""The key of the digests of those files that people edit, such as the addresses in
+cluster_config.json. A folder in which one of them was changed is not replaced."""
 MODELS = (".onnx", ".air", ".data", "")
 """The ends of the names of other files: models and their weights."""
 
@@ -30,7 +30,8 @@ def new_folder(target: Path) -> Iterator[Path]:
     It replaces `target` when the block succeeds, and is removed when the block fails.
 
     Raises:
-        InputError: `target` is a file, holds files that an earlier run did not write, or cannot be made.
+        InputError: `target` is a file, holds files that an earlier run did not write, or cannot be
+            made.
     """
     check_target(target)
     place = target.absolute().with_name(f".{target.absolute().name}.{secrets.token_hex(4)}.tmp")
@@ -38,8 +39,12 @@ def new_folder(target: Path) -> Iterator[Path]:
         place.mkdir()
     except OSError as error:
         if not target.absolute().parent.exists():
-            raise InputError(f"{target} cannot be made: there is no folder {target.parent}; make it first") from None
-        raise InputError(f"{target} cannot be made: {error.strerror}; choose another place") from None
+            raise InputError(
+                f"{target} cannot be made: there is no folder {target.parent}; make it first"
+            ) from None
+        raise InputError(
+            f"{target} cannot be made: {error.strerror}; choose another place"
+        ) from None
     try:
         yield place
         _write_list(place)
@@ -57,20 +62,25 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def check_target(target: Path) -> None:
-    """Raise InputError for a folder with content that an earlier run did not write, or that was edited since."""
+    """Raise InputError for a folder with content that an earlier run did not write, or that was
+    edited since."""
     if not os.path.lexists(target):
         return
     if target.is_symlink():
-        raise InputError(f"{target} is a link; name the folder that it leads to, or choose another name")
+        raise InputError(
+            f"{target} is a link; name the folder that it leads to, or choose another name"
+        )
     if not target.is_dir():
         raise InputError(f"{target} is not a folder; choose another name")
     if (foreign := _foreign(target)) is not None:
-        raise InputError(f"the folder {target} holds {foreign}; move it away, or choose an empty or new folder")
+        raise InputError(
+            f"the folder {target} holds {foreign}; move it away, or choose an empty or new folder"
+        )
 
 
 def _foreign(folder: Path) -> str | None:
-    """The first file of a folder that an earlier run did not write, or that was edited since, and which of these it is.
-    Raises InputError for a folder that cannot be read."""
+    """The first file of a folder that an earlier run did not write, or that was edited since, and
+    which of these it is. Raises InputError for a folder that cannot be read."""
     listed = _listed(folder)
     try:
         for name in _files(folder):
@@ -80,7 +90,9 @@ def _foreign(folder: Path) -> str | None:
                 return f"{name}, which was edited since fa-compiler wrote it"
         return None
     except OSError as error:
-        raise InputError(f"the folder {error.filename} cannot be read: {error.strerror}; choose another one") from None
+        raise InputError(
+            f"the folder {error.filename} cannot be read: {error.strerror}; choose another one"
+        ) from None
 
 
 def _files(folder: Path) -> Iterator[str]:
@@ -93,7 +105,9 @@ def _files(folder: Path) -> Iterator[str]:
         place = Path(above)
         folders.sort()
         links = [name for name in folders if (place / name).is_symlink()]
-        yield from ((place / name).relative_to(folder).as_posix() for name in sorted([*files, *links]))
+        yield from (
+            (place / name).relative_to(folder).as_posix() for name in sorted([*files, *links])
+        )
 
 
 def _listed(folder: Path) -> dict[str, str | None]:
@@ -113,7 +127,9 @@ def _digest(path: Path) -> str:
 def _write_list(folder: Path) -> None:
     report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
     report["files"] = sorted(name for name in _files(folder) if name != REPORT)
-    report[DIGESTS] = {name: _digest(folder / name) for name in report["files"] if Path(name).suffix not in MODELS}
+    report[DIGESTS] = {
+        name: _digest(folder / name) for name in report["files"] if Path(name).suffix not in MODELS
+    }
     (folder / REPORT).write_text(
         json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n"
     )

@@ -1,7 +1,8 @@
 """Types that onnx-ir cannot hold: maps and opaque types, alone or inside a sequence or an optional.
 
-ONNX Runtime runs models with such inputs and outputs, and they have nothing to do with attention. So the IR gets the
-model without these types, and the result gets them back, by the name of the value.
+ONNX Runtime runs models with such inputs and outputs, and they have nothing to do with attention.
+So the IR gets the model without these types, and the result gets them back, by the name of the
+value.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ _HELD = ("tensor_type", "sparse_tensor_type")
 
 def foreign_types(below: Subgraphs) -> dict[str, onnx.TypeProto]:
     """The types of the model that onnx-ir cannot hold, by the name of their value."""
-    return {info.name: info.type for info in _infos(below.model, below.of_graph) if _is_foreign(info.type)}
+    return {
+        info.name: info.type
+        for info in _infos(below.model, below.of_graph)
+        if _is_foreign(info.type)
+    }
 
 
 def without_types(model: onnx.ModelProto, types: Mapping[str, onnx.TypeProto]) -> onnx.ModelProto:
@@ -38,7 +43,9 @@ def put_back(model: onnx.ModelProto, types: Mapping[str, onnx.TypeProto]) -> Non
             info.type.CopyFrom(types[info.name])
 
 
-def _infos(model: onnx.ModelProto, subgraphs: Iterable[onnx.GraphProto]) -> Iterator[onnx.ValueInfoProto]:
+def _infos(
+    model: onnx.ModelProto, subgraphs: Iterable[onnx.GraphProto]
+) -> Iterator[onnx.ValueInfoProto]:
     for graph in (model.graph, *subgraphs):
         yield from (*graph.input, *graph.output, *graph.value_info)
     for function in model.functions:

@@ -1,15 +1,17 @@
-"""Large weights inside a model file stay there: the model is read without them, and they are copied when it is written.
+"""Large weights inside a model file stay there: the model is read without them, and they are copied
+when it is written.
 
-While a model is processed, a large initializer of its main graph whose bytes are in the model file is an external
-tensor that refers to this file. Its `location` is one that no tensor of a user can have. Code that does not touch
-external data does not touch these tensors either. They become inline again when the model is written or returned.
+While a model is processed, a large initializer of its main graph whose bytes are in the model file
+is an external tensor that refers to this file. Its `location` is one that no tensor of a user can
+have. Code that does not touch external data does not touch these tensors either. They become inline
+again when the model is written or returned.
 
-Weights that a pass joined are such tensors, too, where their parts lie in files: they begin behind the end of the file,
-and their bytes are put together from the parts when they are read.
+Weights that a pass joined are such tensors, too, where their parts lie in files: they begin behind
+the end of the file, and their bytes are put together from the parts when they are read.
 
-Only a simple tensor is left in the file: its bytes are `raw_data` of exactly the length of its type and shape, and the
-file is a regular file whose fields can be walked. Any other file is parsed by protobuf as a whole; protobuf also
-reports the fault of a damaged file.
+Only a simple tensor is left in the file: its bytes are `raw_data` of exactly the length of its type
+and shape, and the file is a regular file whose fields can be walked. Any other file is parsed by
+protobuf as a whole; protobuf also reports the fault of a damaged file.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from fa_compiler.model_files.joined import JoinedRows, joined_rows
 from fa_compiler.protos import tensors
 
 LARGE = 1 << 16
-"""Tensors of more bytes than this are left in the file. It is at least `checker.LIGHT`: shape inference may need the
-values of smaller tensors."""
+"""Tensors of more bytes than this are left in the file. It is at least `checker.LIGHT`: shape
+inference may need the values of smaller tensors."""
 
 PROTO_LIMIT = (1 << 31) - 1
 """The most bytes of a protobuf message."""
@@ -69,7 +71,8 @@ class FileWeights:
 
     @staticmethod
     def beside(path: Path | None) -> FileWeights | None:
-        """The file of a model whose weights lie in other files; None where it is no regular file."""
+        """The file of a model whose weights lie in other files; None where it is no regular
+        file."""
         if path is None or not path.is_file():
             return None
         weights = FileWeights(path)
@@ -80,31 +83,43 @@ class FileWeights:
         return tensors.is_external(tensor) and tensors.location(tensor) == self.location
 
     def keep_joined(self, model: ir.Model) -> None:
-        """Let the joined weights of a model whose parts lie in files be read when they are written."""
+        """Let the joined weights of a model whose parts lie in files be read when they are
+        written."""
         for value in model.graph.initializers.values():
             tensor = value.const_value
             if tensor is None or (rows := joined_rows(tensor, self.location)) is None:
                 continue
             shape, name = ir.Shape(tensor.shape.numpy()), tensor.name or ""
-            stub = ir.ExternalTensor(self.location, self._end, rows.length, tensor.dtype, shape=shape, name=name)
+            stub = ir.ExternalTensor(
+                self.location, self._end, rows.length, tensor.dtype, shape=shape, name=name
+            )
             value.const_value = stub
             self._joined[self._end] = rows
             self._end += rows.length
 
     def give_joined(self, model: ir.Model) -> None:
-        """Give the joined weights of a model that was read from its message their content, read when it is asked for:
-        what `keep_joined` left in their place says where they would lie in the file, which does not hold them."""
+        """Give the joined weights of a model that was read from its message their content, read
+        when it is asked for:
+        what `keep_joined` left in their place says where they would lie in the file, which does not
+        hold them."""
         for value in model.graph.initializers.values():
             tensor = value.const_value
-            if not isinstance(tensor, ir.ExternalTensor) or os.fspath(tensor.location) != self.location:
+            if (
+                not isinstance(tensor, ir.ExternalTensor)
+                or os.fspath(tensor.location) != self.location
+            ):
                 continue
             if (tensor.offset or 0) in self._joined:
                 content = partial(self._joined_tensor, tensor)
-                value.const_value = ir.LazyTensor(content, tensor.dtype, tensor.shape, name=tensor.name)
+                value.const_value = ir.LazyTensor(
+                    content, tensor.dtype, tensor.shape, name=tensor.name
+                )
 
     def _joined_tensor(self, stub: ir.ExternalTensor) -> ir.TensorProtocol:
         content = b"".join(self.chunks(stub.offset or 0, stub.nbytes))
-        array = np.frombuffer(content, stub.dtype.numpy().newbyteorder("<")).reshape(stub.shape.numpy())
+        array = np.frombuffer(content, stub.dtype.numpy().newbyteorder("<")).reshape(
+            stub.shape.numpy()
+        )
         return ir.Tensor(array, dtype=stub.dtype)
 
     def is_of_other_files(self, tensor: onnx.TensorProto) -> bool:
@@ -114,7 +129,8 @@ class FileWeights:
         return any(part.path is not None for part in rows.parts)
 
     def check(self, by_path: bool = False) -> None:
-        """Check that the file was not changed since it was opened; with `by_path`, nor replaced or removed.
+        """Check that the file was not changed since it was opened; with `by_path`, nor replaced or
+        removed.
 
         Raises:
             InputError: the file was changed.
@@ -124,7 +140,9 @@ class FileWeights:
         except OSError:
             state = None
         if state is None or _state(state) != self._state:
-            raise InputError(f"{self.path} was changed while it was in use; start again when it is complete")
+            raise InputError(
+                f"{self.path} was changed while it was in use; start again when it is complete"
+            )
 
     def chunks(self, start: int, count: int) -> Iterator[bytes]:
         """`count` bytes of the file from `start` on, in pieces.
@@ -137,12 +155,16 @@ class FileWeights:
             if (rows := self._joined.get(start)) is not None and count:
                 yield from rows.chunks(self.descriptor)
                 count = 0
-            while count and (chunk := positional.read_at(self.descriptor, min(count, _CHUNK), start)):
+            while count and (
+                chunk := positional.read_at(self.descriptor, min(count, _CHUNK), start)
+            ):
                 yield chunk
                 start += len(chunk)
                 count -= len(chunk)
         except OSError as error:
-            raise InputError(f"the weights of {self.path} cannot be read: {error.strerror or error}") from None
+            raise InputError(
+                f"the weights of {self.path} cannot be read: {error.strerror or error}"
+            ) from None
         self.check()
 
     def are_equal(self, first: onnx.TensorProto, second: onnx.TensorProto) -> bool:
@@ -179,8 +201,8 @@ def extent(tensor: onnx.TensorProto) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A serialised model whose large weights were left in the file, as external tensors. `kept_in_file` are their
-    positions among the initializers of the main graph."""
+    """A serialised model whose large weights were left in the file, as external tensors.
+    `kept_in_file` are their positions among the initializers of the main graph."""
 
     content: bytes
     kept_in_file: frozenset[int]
@@ -210,7 +232,11 @@ def read_skeleton(path: Path) -> Skeleton | None:
             graph = _Kept(weights.descriptor)
             for inner in wire.fields(data, field.body, field.end):
                 is_initializer = (inner.number, inner.kind) == (_INITIALIZER, wire.LENGTH_DELIMITED)
-                stub = _stub(data, inner, weights) if is_initializer and inner.end - inner.body > LARGE else None
+                stub = (
+                    _stub(data, inner, weights)
+                    if is_initializer and inner.end - inner.body > LARGE
+                    else None
+                )
                 if stub is None:
                     graph.keep(inner.begin, inner.end)
                 else:
@@ -267,7 +293,8 @@ class _Kept:
 
 
 def _stub(data: wire.Bytes, initializer: wire.Field, weights: FileWeights) -> bytes | None:
-    """The serialised external tensor that replaces an initializer; None if it cannot be left in the file."""
+    """The serialised external tensor that replaces an initializer; None if it cannot be left in the
+    file."""
     raw: wire.Field | None = None
     rest = _Kept(weights.descriptor)
     for field in wire.fields(data, initializer.body, initializer.end):
@@ -286,7 +313,11 @@ def _stub(data: wire.Bytes, initializer: wire.Field, weights: FileWeights) -> by
         tensor.ParseFromString(rest.content())
         if tensors.nbytes(tensor) != raw.end - raw.body or min(tensor.dims, default=1) < 0:
             return None
-    except (DecodeError, ValueError, TypeError):  # the bytes are not a tensor, or its elements have no fixed size
+    except (
+        DecodeError,
+        ValueError,
+        TypeError,
+    ):  # the bytes are not a tensor, or its elements have no fixed size
         return None
     if tensors.is_external(tensor):
         return None
@@ -303,7 +334,8 @@ def _is_text(name: str) -> bool:
 
 
 def make_inline(model: onnx.ModelProto, weights: FileWeights | None) -> onnx.ModelProto:
-    """Read the content of all tensors that were left in the file into the model, and return the model.
+    """Read the content of all tensors that were left in the file into the model, and return the
+    model.
 
     Raises:
         InputError: the file cannot be read, or was changed.
@@ -314,8 +346,11 @@ def make_inline(model: onnx.ModelProto, weights: FileWeights | None) -> onnx.Mod
     return model
 
 
-def serialised(model: onnx.ModelProto, weights: FileWeights | None, name: str) -> Iterator[bytes | memoryview]:
-    """The serialised model with its weights, in pieces and as protobuf would write it. `name` is for messages.
+def serialised(
+    model: onnx.ModelProto, weights: FileWeights | None, name: str
+) -> Iterator[bytes | memoryview]:
+    """The serialised model with its weights, in pieces and as protobuf would write it. `name` is
+    for messages.
 
     Raises:
         InputError: the file of the weights was changed, or the model exceeds `PROTO_LIMIT`.
@@ -326,11 +361,14 @@ def serialised(model: onnx.ModelProto, weights: FileWeights | None, name: str) -
     initializers = model.graph.initializer
     left = {index for index, tensor in enumerate(initializers) if weights.owns(tensor)}
     for index, tensor in enumerate(tensors.all_tensors(model)):
-        if index not in left and weights.owns(tensor):  # a pass moved this tensor out of the main graph
+        # a pass moved this tensor out of the main graph
+        if index not in left and weights.owns(tensor):
             weights.make_inline(tensor)
     pieces = _pieces(model, left)
     if (size := _size(pieces)) > PROTO_LIMIT:
-        raise InputError(f"{name} would have {size} bytes; over 2 GiB a model needs its weights in external data")
+        raise InputError(
+            f"{name} would have {size} bytes; over 2 GiB a model needs its weights in external data"
+        )
     for piece in pieces:
         if isinstance(piece, tuple):
             yield from weights.chunks(*piece)

@@ -1,4 +1,5 @@
-"""Joined weights that nobody has written yet: their bytes are those of parts of files, in rows beside each other."""
+"""Joined weights that nobody has written yet: their bytes are those of parts of files, in rows
+beside each other."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of `width` bytes, which begin at `start` of a file; None stands for the model's own file."""
+    """Rows of `width` bytes, which begin at `start` of a file; None stands for the model's own
+    file."""
 
     path: Path | None
     start: int
@@ -81,8 +83,8 @@ def file_chunks(path: Path, start: int, count: int) -> Iterator[bytes]:
 
 
 def joined_rows(tensor: ir.TensorProtocol | None, own: str) -> JoinedRows | None:
-    """The rows of a joined tensor whose parts all lie in files; None for another tensor. `own` is the location of what
-    lies in the model's file."""
+    """The rows of a joined tensor whose parts all lie in files; None for another tensor. `own` is
+    the location of what lies in the model's file."""
     if not isinstance(tensor, JoinedTensor):
         return None
     parts = []
@@ -91,5 +93,7 @@ def joined_rows(tensor: ir.TensorProtocol | None, own: str) -> JoinedRows | None
             return None
         rows = part.shape.numpy()[0] if tensor.axis else 1
         place = os.fspath(part.location)
-        parts.append(Part(None if place == own else Path(place), part.offset or 0, part.nbytes // rows))
+        parts.append(
+            Part(None if place == own else Path(place), part.offset or 0, part.nbytes // rows)
+        )
     return JoinedRows(tensor.shape.numpy()[0] if tensor.axis else 1, tuple(parts))

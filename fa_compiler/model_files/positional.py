@@ -1,8 +1,9 @@
-"""Reads and writes at places of open files, on every system, and opens files that may be replaced meanwhile.
+"""Reads and writes at places of open files, on every system, and opens files that may be replaced
+meanwhile.
 
-Windows has no read at a place that leaves the position of the file alone. There one lock for all files guards the
-position, so no thread reads at the place of another one. And it does not replace a file that is open, unless whoever
-opened it has allowed that.
+Windows has no read at a place that leaves the position of the file alone. There one lock for all
+files guards the position, so no thread reads at the place of another one. And it does not replace a
+file that is open, unless whoever opened it has allowed that.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ if sys.platform != "win32":
         return os.pread(descriptor, count, position)
 
     def write_at(descriptor: int, content: bytes | memoryview, position: int) -> int:
-        """Write at a position of an open file, and return how many bytes were written. Raises OSError."""
+        """Write at a position of an open file, and return how many bytes were written. Raises
+        OSError."""
         return os.pwrite(descriptor, content, position)
 
     def open_shared(path: Path) -> int:
-        """Open a file for reading. It may be replaced or removed while it is open. Raises OSError."""
+        """Open a file for reading. It may be replaced or removed while it is open. Raises
+        OSError."""
         return os.open(path, os.O_RDONLY)
 
     def replace(written: Path, place: Path) -> None:
@@ -56,22 +59,27 @@ else:
             return os.read(descriptor, count)
 
     def write_at(descriptor: int, content: bytes | memoryview, position: int) -> int:
-        """Write at a position of an open file, and return how many bytes were written. Raises OSError."""
+        """Write at a position of an open file, and return how many bytes were written. Raises
+        OSError."""
         with _position:
             os.lseek(descriptor, position, os.SEEK_SET)
             return os.write(descriptor, content)
 
     def open_shared(path: Path) -> int:
-        """Open a file for reading. It may be replaced or removed while it is open. Raises OSError."""
+        """Open a file for reading. It may be replaced or removed while it is open. Raises
+        OSError."""
         path.stat()  # its error names the file
-        handle = _kernel32.CreateFileW(str(path), _GENERIC_READ, _SHARE_ALL, None, _OPEN_EXISTING, 0, None)
+        handle = _kernel32.CreateFileW(
+            str(path), _GENERIC_READ, _SHARE_ALL, None, _OPEN_EXISTING, 0, None
+        )
         if handle == _INVALID:
             code = ctypes.get_last_error()
             raise OSError(None, ctypes.FormatError(code).strip(), str(path), code)
         return msvcrt.open_osfhandle(handle, os.O_RDONLY | os.O_BINARY)
 
     def replace(written: Path, place: Path) -> None:
-        """Move a file to a place, and replace what is there. An open file moves away first. Raises OSError."""
+        """Move a file to a place, and replace what is there. An open file moves away first. Raises
+        OSError."""
         try:
             written.replace(place)
         except PermissionError:

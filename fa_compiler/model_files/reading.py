@@ -1,4 +1,5 @@
-"""Reads a model, without its weights, from a path, from bytes or from an object, and checks and repairs it."""
+"""Reads a model, without its weights, from a path, from bytes or from an object, and checks and
+repairs it."""
 
 from __future__ import annotations
 
@@ -25,11 +26,18 @@ from fa_compiler.op_registry.collectives import METADATA_KEY
 from fa_compiler.passes.emit.joined import OF_MODEL_FILE
 from fa_compiler.protos.metadata import metadata_of
 from fa_compiler.protos.subgraphs import Subgraphs
-from fa_compiler.protos.tensors import Folder, all_tensors, check_external, is_external, location, message_size
+from fa_compiler.protos.tensors import (
+    Folder,
+    all_tensors,
+    check_external,
+    is_external,
+    location,
+    message_size,
+)
 
 ModelLike = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
-"""A path, the bytes of a file, or a model in memory. An `ONNXProgram`, which torch.onnx.export returns, stands for its
-`ir.Model`; torch is no dependency, so the type cannot be named here."""
+"""A path, the bytes of a file, or a model in memory. An `ONNXProgram`, which torch.onnx.export
+returns, stands for its `ir.Model`; torch is no dependency, so the type cannot be named here."""
 _PACKED = {
     b"\xfd7zXZ": "compressed by xz",
     b"\x1f\x8b": "compressed by gzip",
@@ -50,10 +58,11 @@ _SMALL = 1 << 10
 class LoadedModel:
     """A checked model.
 
-    `proto` is the given model (for an `ir.Model` its serialised form), or a copy of it with the `repairs`. It is never
-    changed. `files` maps each `location` of external data in the model to its real path. `name` is for messages and the
-    report. `weights` is the model file, if weights were left in it or lie in other files. Those that were left in it
-    are external tensors in `proto`.
+    `proto` is the given model (for an `ir.Model` its serialised form), or a copy of it with the
+    `repairs`. It is never changed. `files` maps each `location` of external data in the model to
+    its real path. `name` is for messages and the report. `weights` is the model file, if weights
+    were left in it or lie in other files. Those that were left in it are external tensors in
+    `proto`.
     """
 
     name: str
@@ -78,31 +87,38 @@ class LoadedModel:
 
     @property
     def kept_in_file_location(self) -> dict[str, str]:
-        """The location of the tensors that were left in the model's file, mapped to itself; empty if there are none."""
+        """The location of the tensors that were left in the model's file, mapped to itself; empty
+        if there are none."""
         return {} if self.weights is None else {self.weights.location: self.weights.location}
 
     def to_ir(self) -> ir.Model:
-        """A new IR of the model. Its external tensors have absolute real paths and stay on disk. Values whose type
-        onnx-ir cannot hold have no type. Fused nodes have the form of the graph
+        """A new IR of the model. Its external tensors have absolute real paths and stay on disk.
+        Values whose type onnx-ir cannot hold have no type. Fused nodes have the form of the graph
         (lowering/onnx_file)."""
         try:
             proto = to_graph_operators(self.proto)
             model = ir.from_proto(without_types(proto, self.foreign) if self.foreign else proto)
         except (ir.serde.SerdeError, ValueError, TypeError, NotImplementedError) as error:
-            raise InputError(f"{self.name} holds what onnx-ir cannot represent: {one_line(origin(error))}") from error
-        if not {"", "ai.onnx"} & {*model.graph.opset_imports}:  # no node uses this domain, but new nodes may
+            raise InputError(
+                f"{self.name} holds what onnx-ir cannot represent: {one_line(origin(error))}"
+            ) from error
+        # no node uses this domain, but new nodes may
+        if not {"", "ai.onnx"} & {*model.graph.opset_imports}:
             model.graph.opset_imports[""] = repairs.NEWEST[""]
         _detach(model, self.absolute)
         return model
 
 
 def load(model: ModelLike) -> LoadedModel:
-    """Read and check a model. The existence and the size of external data are checked, but the data are not read.
+    """Read and check a model. The existence and the size of external data are checked, but the data
+    are not read.
 
-    The external data of a model without a path, also of one that is given as bytes, are relative to the current folder.
+    The external data of a model without a path, also of one that is given as bytes, are relative to
+    the current folder.
 
     Raises:
-        InputError: the file cannot be read, is not ONNX, is invalid, or its external data are missing.
+        InputError: the file cannot be read, is not ONNX, is invalid, or its external data are
+            missing.
         TypeError: `model` has none of the accepted types.
     """
     if isinstance(model, (str, os.PathLike)):
@@ -133,7 +149,8 @@ def read_proto(path: Path) -> onnx.ModelProto:
     """Parse an ONNX file without its large weights, which may be in this file or in other files.
 
     Raises:
-        InputError: the file cannot be read or is not an ONNX model, or its functions stand for too many nodes.
+        InputError: the file cannot be read or is not an ONNX model, or its functions stand for too
+            many nodes.
     """
     proto = _read(path).proto
     _check_expansion(proto, str(path))
@@ -148,16 +165,20 @@ class ShardedModel(InputError):
     """A model of several ranks, which `shard` made. ONNX Runtime does not know its nodes."""
 
 
-def refuse_sharded(proto: onnx.ModelProto, name: str, advice: str = "give the model from which it was made") -> None:
+def refuse_sharded(
+    proto: onnx.ModelProto, name: str, advice: str = "give the model from which it was made"
+) -> None:
     """Raise ShardedModel for a model of several ranks."""
     if metadata_of(proto, METADATA_KEY) is not None:
         raise ShardedModel(f"{name} is sharded already; {advice}")
 
 
 def check_weights(path: Path) -> None:
-    """Raise InputError if a file with weights of a model is missing, too short, or outside the model's folder."""
+    """Raise InputError if a file with weights of a model is missing, too short, or outside the
+    model's folder."""
     read, folder = _read(path), Folder.of(path)
-    for index, tensor in enumerate(all_tensors(read.proto)):  # the initializers of the main graph come first
+    # the initializers of the main graph come first
+    for index, tensor in enumerate(all_tensors(read.proto)):
         if is_external(tensor) and index not in read.kept_in_file:
             check_external(tensor, folder, str(path))
 
@@ -169,8 +190,8 @@ def _check_expansion(proto: onnx.ModelProto, name: str) -> None:
 
 @dataclass(frozen=True)
 class _Read:
-    """A parsed model. `kept_in_file` are the positions of the initializers of the main graph that were left in the
-    file."""
+    """A parsed model. `kept_in_file` are the positions of the initializers of the main graph that
+    were left in the file."""
 
     proto: onnx.ModelProto
     kept_in_file: frozenset[int] = frozenset()
@@ -185,7 +206,9 @@ def _read(path: Path) -> _Read:
         if size > PROTO_LIMIT:
             raise _too_large(path, f"{size} bytes")
         if (skeleton := inline_weights.read_skeleton(path)) is not None:
-            return _Read(_parse(skeleton.content, str(path)), skeleton.kept_in_file, skeleton.weights)
+            return _Read(
+                _parse(skeleton.content, str(path)), skeleton.kept_in_file, skeleton.weights
+            )
         with path.open("rb") as file:
             # As many bytes as are asked for are reserved. A pipe or device does not tell its size.
             content = file.read(size + 1 if size else PROTO_LIMIT + 1)
@@ -200,7 +223,9 @@ def _read(path: Path) -> _Read:
 
 
 def _too_large(path: Path, size: str) -> InputError:
-    return InputError(f"{path} has {size}; an ONNX file over 2 GiB needs its weights in external data")
+    return InputError(
+        f"{path} has {size}; an ONNX file over 2 GiB needs its weights in external data"
+    )
 
 
 def _parse(content: bytes, name: str) -> onnx.ModelProto:
@@ -211,15 +236,25 @@ def _parse(content: bytes, name: str) -> onnx.ModelProto:
         proto.ParseFromString(content)
     except DecodeError:
         if content.startswith(_POINTER):
-            raise InputError(f"{name} is a pointer of Git LFS, not the file; `git lfs pull` fetches it") from None
+            raise InputError(
+                f"{name} is a pointer of Git LFS, not the file; `git lfs pull` fetches it"
+            ) from None
         for begin, kind in _PACKED.items():
             if content.startswith(begin):
-                raise InputError(f"{name} is {kind}, and not an ONNX model; unpack it, or export the model") from None
+                raise InputError(
+                    f"{name} is {kind}, and not an ONNX model; unpack it, or export the model"
+                ) from None
         if name.endswith(_WEIGHTS):
-            raise InputError(f"{name} holds weights only; give the .onnx file, or export the model") from None
+            raise InputError(
+                f"{name} holds weights only; give the .onnx file, or export the model"
+            ) from None
         if name.endswith(".air"):
-            raise InputError(f"{name} is no ONNX model; air check and air show read .air files") from None
-        raise InputError(f"{name} is not an ONNX model, or is truncated; fetch or export it again") from None
+            raise InputError(
+                f"{name} is no ONNX model; air check and air show read .air files"
+            ) from None
+        raise InputError(
+            f"{name} is not an ONNX model, or is truncated; fetch or export it again"
+        ) from None
     if not proto.HasField("graph") or not proto.ir_version:
         raise InputError(f"{name} is not an ONNX model: it holds no graph")
     return proto
@@ -249,22 +284,32 @@ def _loaded(read: _Read, name: str, path: Path | None, folder: Folder) -> Loaded
             files[location(tensor)] = check_external(tensor, folder, name)
     below = below if proto is read.proto else Subgraphs.of(proto)
     weights = FileWeights.beside(path) if files and read.weights is None else read.weights
-    return LoadedModel(name, path, folder, proto, files, weights, tuple(notes), foreign_types(below))
+    return LoadedModel(
+        name, path, folder, proto, files, weights, tuple(notes), foreign_types(below)
+    )
 
 
 def _loaded_ir(model: ir.Model) -> LoadedModel:
-    """A loaded IR model, by way of its proto. Each of its external tensors has its own base folder."""
+    """A loaded IR model, by way of its proto. Each of its external tensors has its own base
+    folder."""
     clone = model.clone()
     tensors = map(_tensor_of, _holders(clone))
-    folders = {Path(tensor.base_dir).absolute() for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
+    folders = {
+        Path(tensor.base_dir).absolute()
+        for tensor in tensors
+        if isinstance(tensor, ir.ExternalTensor)
+    }
     if len(folders) > 1:
-        raise InputError("model: its external data have several base folders; save it to one place first")
+        raise InputError(
+            "model: its external data have several base folders; save it to one place first"
+        )
     base = folders.pop() if folders else Path.cwd()
     return _loaded(_Read(ir.to_proto(clone)), "model", None, Folder.at(base))
 
 
 def _not_carried(below: Subgraphs) -> str | None:
-    """A part of the model that onnx-ir would silently drop, as a sentence; None if there is none."""
+    """A part of the model that onnx-ir would silently drop, as a sentence; None if there is
+    none."""
     if below.model.training_info:
         return "has training_info, which cannot be carried through; remove it"
     if any(graph.sparse_initializer for graph in (below.model.graph, *below.of_graph)):
@@ -291,7 +336,8 @@ def _detach(model: ir.Model, files: dict[str, str]) -> None:
                 doc_string=tensor.doc_string,
                 metadata_props=dict(tensor.metadata_props),
             )
-            copy.meta[OF_MODEL_FILE] = files[place] == place  # the location of what was left in the model's file
+            # the location of what was left in the model's file
+            copy.meta[OF_MODEL_FILE] = files[place] == place
             return copy
         if isinstance(tensor, ir.serde.TensorProtoTensor):
             if message_size(tensor.raw) <= _SMALL:
@@ -312,7 +358,9 @@ def _detach(model: ir.Model, files: dict[str, str]) -> None:
         tensor = own(_tensor_of(holder))
         if isinstance(holder, tuple):
             node, attribute = holder
-            node.attributes[attribute.name] = ir.AttrTensor(attribute.name, tensor, doc_string=attribute.doc_string)
+            node.attributes[attribute.name] = ir.AttrTensor(
+                attribute.name, tensor, doc_string=attribute.doc_string
+            )
         else:
             holder.const_value = tensor
 
@@ -322,7 +370,8 @@ _Holder = ir.Value | tuple[ir.Node, ir.Attr]
 
 
 def _tensor_of(holder: _Holder) -> ir.TensorProtocol:
-    # `as_tensor` would check the tensor against a whole protocol, which takes longer than everything else here.
+    # `as_tensor` would check the tensor against a whole protocol, which takes longer than
+    # everything else here.
     tensor = holder[1].value if isinstance(holder, tuple) else holder.const_value
     assert tensor is not None
     return tensor
@@ -334,7 +383,9 @@ def _holders(model: ir.Model) -> Iterator[_Holder]:
     while waiting:
         body = waiting.pop()
         if isinstance(body, ir.Graph):
-            yield from (value for value in body.initializers.values() if value.const_value is not None)
+            yield from (
+                value for value in body.initializers.values() if value.const_value is not None
+            )
         for node in body:
             if not node.attributes:
                 continue

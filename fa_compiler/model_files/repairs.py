@@ -1,18 +1,23 @@
-"""Repairs of models that ONNX Runtime accepts, but the ONNX checker refuses or reads in another way.
+"""Repairs of models that ONNX Runtime accepts, but the ONNX checker refuses or reads in another
+way.
 
 No repair changes the meaning that the model has in ONNX Runtime:
 
     nodes out of order          are sorted, as ONNX Runtime sorts the nodes of the main graph
-    a missing opset import      of a domain that ONNX Runtime knows is added, with the version that ONNX Runtime assumes
+    a missing opset import      of a domain that ONNX Runtime knows is added, with the version that
+                                ONNX Runtime assumes
     a size below 0              of an input or output becomes dynamic
-    an input that is an output  has one type: that of the input replaces the one that is declared for the output
-    a weight that is an output  has the type and the shape of its numbers, if the output declares others
+    an input that is an output  has one type: that of the input replaces the one that is declared
+                                for the output
+    a weight that is an output  has the type and the shape of its numbers, if the output declares
+                                others
     equal weights of one name   in the main graph: one of them is left out
     two entries of one key      in the metadata of the model: the last one counts
-    "" and "ai.onnx"            are one domain: the last of two imports counts, and all nodes name the domain ""
+    "" and "ai.onnx"            are one domain: the last of two imports counts, and all nodes name
+                                the domain ""
     a graph without a name      gets a name
-    a device configuration      is removed if it names no configuration or no tensor, or if the IR version has none;
-                                ONNX Runtime ignores all of them
+    a device configuration      is removed if it names no configuration or no tensor, or if the IR
+                                version has none; ONNX Runtime ignores all of them
 
 A graph with a cycle, or with one name for two values, is not changed.
 """
@@ -57,9 +62,12 @@ class OrderError(Exception):
     """There is no order in which the nodes can run. The text gives the reason."""
 
 
-def as_runtime_reads(below: Subgraphs, distinct: Sequence[int]) -> tuple[onnx.ModelProto, list[str]]:
-    """A copy of the model without the parts that other tools read differently from ONNX Runtime, and a sentence for
-    each change; the model itself and no sentences if there is no such part. `distinct` are the `distinct_weights`."""
+def as_runtime_reads(
+    below: Subgraphs, distinct: Sequence[int]
+) -> tuple[onnx.ModelProto, list[str]]:
+    """A copy of the model without the parts that other tools read differently from ONNX Runtime,
+    and a sentence for each change; the model itself and no sentences if there is no such part.
+    `distinct` are the `distinct_weights`."""
     model = below.model
     imports = any(_other_opsets(owner) for owner in (model, *model.functions))
     sizes = any(map(_negative, (*model.graph.input, *model.graph.output)))
@@ -82,8 +90,9 @@ def as_runtime_reads(below: Subgraphs, distinct: Sequence[int]) -> tuple[onnx.Mo
 def distinct_weights(model: onnx.ModelProto, weights: FileWeights | None) -> list[int]:
     """The positions of the initializers of the main graph without those that repeat an earlier one.
 
-    Initializers of one name that differ all stay, and the checker refuses them: of two small ones ONNX Runtime takes
-    the last, and of two large ones the first. `weights` is the file of the large ones, if they were left in it.
+    Initializers of one name that differ all stay, and the checker refuses them: of two small ones
+    ONNX Runtime takes the last, and of two large ones the first. `weights` is the file of the large
+    ones, if they were left in it.
 
     Raises:
         InputError: the file cannot be read, or was changed.
@@ -98,9 +107,9 @@ def distinct_weights(model: onnx.ModelProto, weights: FileWeights | None) -> lis
 
 
 def repaired(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-    """A copy of the model with the repairs that make the checker accept it: domains, opset imports, graph names and the
-    order of nodes, and a sentence for each kind; the model itself and no sentences if it needs none. `as_runtime_reads`
-    makes the others.
+    """A copy of the model with the repairs that make the checker accept it: domains, opset imports,
+    graph names and the order of nodes, and a sentence for each kind; the model itself and no
+    sentences if it needs none. `as_runtime_reads` makes the others.
 
     Raises:
         OrderError: there is no order in which the nodes can run.
@@ -157,7 +166,8 @@ def _standard_opsets(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _passed_on(model: onnx.ModelProto) -> list[tuple[onnx.ValueInfoProto, onnx.TypeProto, str]]:
-    """The outputs that are an input or a weight and contradict its type, with that type and the word for it."""
+    """The outputs that are an input or a weight and contradict its type, with that type and the
+    word for it."""
     outputs = {info.name: info for info in model.graph.output}
     found = []
     for given in model.graph.input:
@@ -222,7 +232,9 @@ def _metadata_of_one_key(model: onnx.ModelProto) -> Iterator[str]:
     if not (keys := _repeated_keys(model)):
         return
     last = {prop.key: prop for prop in model.metadata_props}
-    kept = [onnx.StringStringEntryProto.FromString(prop.SerializeToString()) for prop in last.values()]
+    kept = [
+        onnx.StringStringEntryProto.FromString(prop.SerializeToString()) for prop in last.values()
+    ]
     del model.metadata_props[:]
     model.metadata_props.extend(kept)
     more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
@@ -263,9 +275,13 @@ def _names_all(given: onnx.NodeDeviceConfigurationProto) -> bool:
 
 def _devices(model: onnx.ModelProto) -> Iterator[str]:
     bodies = (model.graph, *model.functions)
-    owners = list(_unreadable_devices(model, (node for body in bodies for node in all_nodes(body.node))))
+    owners = list(
+        _unreadable_devices(model, (node for body in bodies for node in all_nodes(body.node)))
+    )
     for owner in owners:
-        owner.ClearField("configuration" if isinstance(owner, onnx.ModelProto) else "device_configurations")
+        owner.ClearField(
+            "configuration" if isinstance(owner, onnx.ModelProto) else "device_configurations"
+        )
     if owners:
         first = owners[0]
         who = _shown(first) if isinstance(first, onnx.NodeProto) else "the model"
@@ -274,7 +290,8 @@ def _devices(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _imports(model: onnx.ModelProto) -> Iterator[str]:
-    """Import the domains that nodes use and that have no import, in the version that ONNX Runtime takes."""
+    """Import the domains that nodes use and that have no import, in the version that ONNX Runtime
+    takes."""
     owners: list[tuple[onnx.ModelProto | onnx.FunctionProto, Sequence[onnx.NodeProto]]] = [
         (model, model.graph.node),
         *((function, function.node) for function in model.functions),
@@ -319,14 +336,16 @@ def _counted(count: int, what: str) -> str:
 def _sorted(body: Body) -> bool:
     """Sort the nodes of one body; False if they were sorted already.
 
-    A node keeps its place unless it stands before a node that it needs. A node also needs the nodes whose values its
-    subgraphs read.
+    A node keeps its place unless it stands before a node that it needs. A node also needs the nodes
+    whose values its subgraphs read.
     """
     made: dict[str, int] = {}
     for index, node in enumerate(body.node):
         for name in filter(None, node.output):
             if (first := made.setdefault(name, index)) != index:
-                raise OrderError(f"'{name}' is made by {_shown(body.node[first])} and by {_shown(node)}")
+                raise OrderError(
+                    f"'{name}' is made by {_shown(body.node[first])} and by {_shown(node)}"
+                )
     needs = [sorted({made[name] for name in _read(node) if name in made}) for node in body.node]
     if all(not before or before[-1] < index for index, before in enumerate(needs)):
         return False
@@ -338,8 +357,8 @@ def _sorted(body: Body) -> bool:
 
 
 def _topological_order(body: Body, needs: Sequence[Sequence[int]]) -> list[int]:
-    """The order in which each node stands behind those that it needs, and else as early as it stood. Raises OrderError
-    where there is none."""
+    """The order in which each node stands behind those that it needs, and else as early as it
+    stood. Raises OrderError where there is none."""
     import networkx as nx  # the import takes a tenth of a second; sorted models do not need it
 
     after = nx.DiGraph()
@@ -358,8 +377,8 @@ def _shown(node: onnx.NodeProto) -> str:
 
 
 def _read(node: onnx.NodeProto) -> Iterator[str]:
-    """The names that a node and its subgraphs read. The names that a subgraph makes are among them: no other node of a
-    valid model makes the same name."""
+    """The names that a node and its subgraphs read. The names that a subgraph makes are among them:
+    no other node of a valid model makes the same name."""
     yield from filter(None, node.input)
     for graph in graphs_of(node):
         for inner in all_nodes(graph.node):

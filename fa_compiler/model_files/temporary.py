@@ -1,4 +1,5 @@
-"""Folders for temporary files. A service may run where none can be made, so one is made only where it is needed."""
+"""Folders for temporary files. A service may run where none can be made, so one is made only where
+it is needed."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def new_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 class TemporaryFolder:
-    """A folder that is made when its path is first asked for, and is removed at the end of the block."""
+    """A folder that is made when its path is first asked for, and is removed at the end of the
+    block."""
 
     def __init__(self) -> None:
         self._made: tempfile.TemporaryDirectory[str] | None = None
@@ -37,7 +39,10 @@ class TemporaryFolder:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if self._made is not None:
             self._made.cleanup()

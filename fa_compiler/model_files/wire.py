@@ -1,7 +1,7 @@
 """Walks the wire format of protobuf: where the fields of a serialised message begin and end.
 
-The content of a field is skipped. A message that cannot be walked is `Malformed`; only protobuf itself can tell whether
-such a message is damaged or merely unusual.
+The content of a field is skipped. A message that cannot be walked is `Malformed`; only protobuf
+itself can tell whether such a message is damaged or merely unusual.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Malformed(Exception):
 
 
 class Field(NamedTuple):
-    """A field of a message. Its tag is at `begin`; its content, without a length, is from `body` to `end`."""
+    """A field of a message. Its tag is at `begin`; its content, without a length, is from `body` to
+    `end`."""
 
     number: int
     kind: int
@@ -34,7 +35,8 @@ class Field(NamedTuple):
 
 
 class Bytes:
-    """Serialised bytes by position. Only a window of a file around the last position is in memory."""
+    """Serialised bytes by position. Only a window of a file around the last position is in
+    memory."""
 
     def __init__(self, read: Callable[[int, int], bytes], content: bytes = b"") -> None:
         self._read = read
@@ -70,7 +72,8 @@ def fields(data: Bytes, start: int, stop: int) -> Iterator[Field]:
     """The fields of the message from `start` to `stop`, in order.
 
     Raises:
-        Malformed: the fields do not fill the message exactly, or one has a wire type that ONNX does not use.
+        Malformed: the fields do not fill the message exactly, or one has a wire type that ONNX does
+            not use.
     """
     position = start
     while position < stop:

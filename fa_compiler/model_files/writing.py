@@ -1,4 +1,5 @@
-"""Writes files so that a failed run leaves nothing: they are temporary files until the end of the run."""
+"""Writes files so that a failed run leaves nothing: they are temporary files until the end of the
+run."""
 
 from __future__ import annotations
 
@@ -24,17 +25,25 @@ from fa_compiler.passes.answer.report import Progress, Report, first_of
 from fa_compiler.protos import tensors
 
 ALIGNMENT = 1 << 16
-"""The alignment of joined data files. It is a multiple of every page size, so that the files can be mapped."""
+"""The alignment of joined data files. It is a multiple of every page size, so that the files can be
+mapped."""
 
 INLINE_LIMIT = PROTO_LIMIT - (64 << 20)
-"""A model with more bytes of inline tensors than this is written with external data. The 64 MiB up to PROTO_LIMIT are
-for the graph."""
+"""A model with more bytes of inline tensors than this is written with external data. The 64 MiB up
+to PROTO_LIMIT are for the graph."""
 
 INLINE_TENSOR = 1 << 10
 """Tensors of up to this many bytes stay inline even then."""
 
 _CHUNK = 1 << 24
-_NO_KERNEL_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
+_NO_KERNEL_COPY = (
+    errno.EXDEV,
+    errno.EINVAL,
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+    errno.EPERM,
+    errno.ETXTBSY,
+)
 _STEP = 1 << 28
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The errors of a file system that takes no more bytes."""
@@ -42,7 +51,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True)
 class _Move:
-    """A written file, the place to which it is moved, and the name that the user gave this place."""
+    """A written file, the place to which it is moved, and the name that the user gave this
+    place."""
 
     written: Path
     place: Path
@@ -53,8 +63,8 @@ class _Move:
 class Staging:
     """The files of one run.
 
-    `commit` gives the files their final names. Only data files have their final, new names before; `discard` removes
-    them again. `progress` is called while bytes are copied.
+    `commit` gives the files their final names. Only data files have their final, new names before;
+    `discard` removes them again. `progress` is called while bytes are copied.
     """
 
     progress: Progress | None = None
@@ -67,7 +77,8 @@ class Staging:
         A pipe, a device or an open file of this process is returned itself (`destination`).
 
         Raises:
-            InputError: the folder does not exist or cannot be written, or `target` is a folder or a circle of links.
+            InputError: the folder does not exist or cannot be written, or `target` is a folder or a
+                circle of links.
         """
         if target.is_dir():
             raise InputError(f"{target} is a folder; give the name of the file to write")
@@ -80,7 +91,8 @@ class Staging:
         return temporary
 
     def create(self, path: Path, target: Path) -> None:
-        """Create the file `path`, which is removed on failure. Errors (InputError) name `target`."""
+        """Create the file `path`, which is removed on failure. Errors (InputError) name
+        `target`."""
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         except OSError as error:
@@ -97,7 +109,9 @@ class Staging:
             move = self._moves[0]
             try:
                 if move.place.is_dir():
-                    raise InputError(f"{move.target} is a folder; give the name of the file to write")
+                    raise InputError(
+                        f"{move.target} is a folder; give the name of the file to write"
+                    )
                 if move.place.exists():
                     move.written.chmod(stat.S_IMODE(move.place.stat().st_mode))
                 positional.replace(move.written, move.place)
@@ -118,7 +132,8 @@ class Staging:
 
 @contextmanager
 def staging(progress: Progress | None = None) -> Iterator[Staging]:
-    """A `Staging` that is discarded if the block fails (Ctrl-C included) or ends without a commit."""
+    """A `Staging` that is discarded if the block fails (Ctrl-C included) or ends without a
+    commit."""
     stage = Staging(progress)
     try:
         yield stage
@@ -140,7 +155,8 @@ def write(path: Path, chunks: Iterable[bytes | memoryview], target: Path) -> Non
 
 
 def check_place(output: Path, loaded: LoadedModel, force: bool | None = None) -> None:
-    """Refuse an output that would overwrite the input. `force` is None for a command that has no such option.
+    """Refuse an output that would overwrite the input. `force` is None for a command that has no
+    such option.
 
     Raises:
         InputError: `output` is the input, without `force`, or it is one of the input's data files.
@@ -150,7 +166,9 @@ def check_place(output: Path, loaded: LoadedModel, force: bool | None = None) ->
         raise InputError(f"{output} is the input itself; choose another name{other}")
     for place, real in loaded.files.items():
         if is_same(output, real):
-            raise InputError(f"{output} holds the weights of {loaded.name} ('{place}'); choose another name")
+            raise InputError(
+                f"{output} holds the weights of {loaded.name} ('{place}'); choose another name"
+            )
 
 
 def check_no_model(output: Path, what: str) -> None:
@@ -160,7 +178,9 @@ def check_no_model(output: Path, what: str) -> None:
         InputError: `output` ends with .onnx; the message says `what` cannot have this name.
     """
     if output.suffix.lower() == ".onnx":
-        raise InputError(f"the {what} cannot be {output}, which is the name of a model; choose another name")
+        raise InputError(
+            f"the {what} cannot be {output}, which is the name of a model; choose another name"
+        )
 
 
 def write_model(
@@ -172,16 +192,17 @@ def write_model(
     keep: bool = False,
     unfused: str = "is a copy of the input",
 ) -> Path:
-    """Stage `proto` for `output`, and return the staged file. Notes for the user go into the report; `unfused` is what
-    they say of the output where nothing is fused.
+    """Stage `proto` for `output`, and return the staged file. Notes for the user go into the
+    report; `unfused` is what they say of the output where nothing is fused.
 
-    The `location` of each external tensor of `proto` must be an absolute real path. It is replaced by one that is
-    relative to `output`. In the model's own folder the tensors refer to the same files. For another folder the files
-    are copied; with `keep` the tensors refer to them from a folder above, too. Weights that were left in the model's
-    file become inline.
+    The `location` of each external tensor of `proto` must be an absolute real path. It is replaced
+    by one that is relative to `output`. In the model's own folder the tensors refer to the same
+    files. For another folder the files are copied; with `keep` the tensors refer to them from a
+    folder above, too. Weights that were left in the model's file become inline.
 
     Raises:
-        InputError: `output` or a file beside it cannot be written, or with `keep` a file is not below its folder.
+        InputError: `output` or a file beside it cannot be written, or with `keep` a file is not
+            below its folder.
     """
     staged = stage.reserve(output)
     _place_data(proto, loaded, output, stage, keep)
@@ -194,7 +215,8 @@ def write_model(
 
 
 def _data_files(proto: onnx.ModelProto, loaded: LoadedModel, output: Path) -> list[str]:
-    """The note that names the files of weights that a model file needs beside it; none if it holds its weights."""
+    """The note that names the files of weights that a model file needs beside it; none if it holds
+    its weights."""
     places = sorted(_external_places(proto, loaded))
     if not places:
         return []
@@ -202,7 +224,8 @@ def _data_files(proto: onnx.ModelProto, loaded: LoadedModel, output: Path) -> li
 
 
 def _external_places(proto: onnx.ModelProto, loaded: LoadedModel) -> set[str]:
-    """The locations of the external tensors of a model, without those that were left in the model's own file."""
+    """The locations of the external tensors of a model, without those that were left in the model's
+    own file."""
     own = loaded.weights
     external = filter(tensors.is_external, tensors.all_tensors(proto))
     return {tensors.location(tensor) for tensor in external if own is None or not own.owns(tensor)}
@@ -214,9 +237,11 @@ def _why_unchanged(report: Report) -> str:
     return "the model is already fused" if already else "nothing was fused"
 
 
-def file_sizes(loaded: LoadedModel, proto: onnx.ModelProto, staged: Path, output: Path) -> tuple[int, int] | None:
-    """The bytes of a model's files, external weights included, before and after `write_model` staged `proto`; None if
-    one of them is not a regular file."""
+def file_sizes(
+    loaded: LoadedModel, proto: onnx.ModelProto, staged: Path, output: Path
+) -> tuple[int, int] | None:
+    """The bytes of a model's files, external weights included, before and after `write_model`
+    staged `proto`; None if one of them is not a regular file."""
     if loaded.path is None or is_special(loaded.path) or is_special(staged):
         return None
     data = {output.parent / place for place in _external_places(proto, loaded)}
@@ -234,7 +259,9 @@ def _relocate(external: Iterable[onnx.TensorProto], places: Mapping[str, str]) -
         tensors.set_location(tensor, places[tensors.location(tensor)])
 
 
-def _place_data(proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage: Staging, keep: bool) -> None:
+def _place_data(
+    proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage: Staging, keep: bool
+) -> None:
     weights = loaded.weights
     external, joined, inline = _by_place(proto, weights)
     folder = output.absolute().parent
@@ -253,14 +280,17 @@ def _place_data(proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage
     if not used and not moved_out:
         return
     if is_special(output):
-        raise InputError(f"{output} is not a regular file, and the model's weights need a file beside it")
+        raise InputError(
+            f"{output} is not a regular file, and the model's weights need a file beside it"
+        )
     _join(external if used else [], used, moved_out, weights, output, stage)
 
 
 def _by_place(
     proto: onnx.ModelProto, weights: FileWeights | None
 ) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto], list[onnx.TensorProto]]:
-    """The tensors that lie in other files, those that are joined of parts of other files, and all others."""
+    """The tensors that lie in other files, those that are joined of parts of other files, and all
+    others."""
     external: list[onnx.TensorProto] = []
     joined: list[onnx.TensorProto] = []
     inline: list[onnx.TensorProto] = []
@@ -273,10 +303,11 @@ def _by_place(
 
 
 def _below(path: Path, folder: Path, files: Iterable[Path], output: Path) -> str:
-    """The location of a data file in a model in `folder`. Raises InputError for a file that is not below this folder.
+    """The location of a data file in a model in `folder`. Raises InputError for a file that is not
+    below this folder.
 
-    No other reference is valid: ONNX Runtime and onnx refuse locations outside the model's folder and symbolic links to
-    such places, and onnx also refuses hard links.
+    No other reference is valid: ONNX Runtime and onnx refuse locations outside the model's folder
+    and symbolic links to such places, and onnx also refuses hard links.
     """
     if not path.is_relative_to(folder):
         above = os.path.commonpath([file.parent for file in files])
@@ -295,14 +326,20 @@ def _join(
     output: Path,
     stage: Staging,
 ) -> None:
-    """Copy whole data files, and then the inline tensors that must become external, into a new file beside `output`."""
+    """Copy whole data files, and then the inline tensors that must become external, into a new file
+    beside `output`."""
     shifts: dict[Path, int] = {}
     end = 0
     for path in files:
         shifts[path] = _aligned(end)
         end = shifts[path] + path.stat().st_size
-    if not output.name.isprintable() or output.name != output.name.encode(errors="replace").decode():
-        raise InputError(f"{output} needs a file for weights beside it, whose name must be UTF-8; choose another name")
+    if (
+        not output.name.isprintable()
+        or output.name != output.name.encode(errors="replace").decode()
+    ):
+        raise InputError(
+            f"{output} needs a file for weights beside it, whose name must be UTF-8; choose another name"
+        )
     data, fresh = _data_file(output, list(shifts.items()) if not moved_out else [], end)
     if fresh:
         stage.create(data, data)
@@ -325,8 +362,8 @@ def _join(
 def _data_file(output: Path, segments: list[tuple[Path, int]], size: int) -> tuple[Path, bool]:
     """The name of the data file, and whether it has to be written.
 
-    An existing file with the same content is used again. Any other existing file is not touched, because another model
-    may need it.
+    An existing file with the same content is used again. Any other existing file is not touched,
+    because another model may need it.
     """
     number = 0
     while True:
@@ -349,7 +386,8 @@ def _equal(path: Path, data: Path, shift: int) -> bool:
 
 
 def _copy(path: Path, target: int, shift: int) -> Iterator[int]:
-    """Copy a file to the offset `shift` of an open file, in the kernel if possible. Holes stay holes.
+    """Copy a file to the offset `shift` of an open file, in the kernel if possible. Holes stay
+    holes.
 
     Yields the position up to which the target is written.
     """
@@ -363,12 +401,15 @@ def _copy(path: Path, target: int, shift: int) -> Iterator[int]:
                     return
                 stop = size
             while position < stop:
-                position += _copy_some(source, target, position, shift + position, min(stop - position, _STEP))
+                position += _copy_some(
+                    source, target, position, shift + position, min(stop - position, _STEP)
+                )
                 yield shift + position
 
 
 def _part_of(source: int, position: int, size: int) -> tuple[int, int]:
-    """Where the next bytes that are no hole begin and end, as far as the system tells. Raises OSError."""
+    """Where the next bytes that are no hole begin and end, as far as the system tells. Raises
+    OSError."""
     if sys.platform == "win32":  # tells nothing of holes
         return position, size
     position = os.lseek(source, position, os.SEEK_DATA)
@@ -390,7 +431,9 @@ def _copy_some(source: int, target: int, start: int, place: int, count: int) -> 
     return positional.write_at(target, chunk, place)
 
 
-def _externalise(tensor: onnx.TensorProto, weights: FileWeights | None, target: int, place: int, name: str) -> int:
+def _externalise(
+    tensor: onnx.TensorProto, weights: FileWeights | None, target: int, place: int, name: str
+) -> int:
     end = place
     for chunk in _content(tensor, weights):
         view, done = memoryview(chunk), 0
@@ -402,19 +445,29 @@ def _externalise(tensor: onnx.TensorProto, weights: FileWeights | None, target: 
 
 
 def _content(tensor: onnx.TensorProto, weights: FileWeights | None) -> Iterable[bytes]:
-    """The bytes of a tensor, in pieces: its own, those that were left in the model's file, or those of another file."""
+    """The bytes of a tensor, in pieces: its own, those that were left in the model's file, or those
+    of another file."""
     if not tensors.is_external(tensor):
         return [tensor.raw_data]
     if weights is not None and weights.owns(tensor):
         return weights.chunks(*extent(tensor))
-    return file_chunks(Path(tensors.location(tensor)), tensors.offset(tensor), tensors.nbytes(tensor))
+    return file_chunks(
+        Path(tensors.location(tensor)), tensors.offset(tensor), tensors.nbytes(tensor)
+    )
 
 
 def _to_move_out(inline: list[onnx.TensorProto]) -> list[onnx.TensorProto]:
     """The tensors that have to become external, so that the model stays below `INLINE_LIMIT`."""
-    if sum(tensors.message_size(tensor) + _bytes_kept_in_file(tensor) for tensor in inline) <= INLINE_LIMIT:
+    if (
+        sum(tensors.message_size(tensor) + _bytes_kept_in_file(tensor) for tensor in inline)
+        <= INLINE_LIMIT
+    ):
         return []
-    return [tensor for tensor in inline if max(len(tensor.raw_data), _bytes_kept_in_file(tensor)) > INLINE_TENSOR]
+    return [
+        tensor
+        for tensor in inline
+        if max(len(tensor.raw_data), _bytes_kept_in_file(tensor)) > INLINE_TENSOR
+    ]
 
 
 def _bytes_kept_in_file(tensor: onnx.TensorProto) -> int:
@@ -437,5 +490,7 @@ def _sync_folder(folder: Path) -> None:
 
 def cannot_write(target: Path, error: OSError) -> InputError:
     """The error for the user if the system refuses to write to `target`."""
-    hint = "free some space or choose another place" if error.errno in FULL else "choose another place"
+    hint = (
+        "free some space or choose another place" if error.errno in FULL else "choose another place"
+    )
     return InputError(f"{target} cannot be written: {refusals.reason(error, target)}; {hint}")

@@ -28,8 +28,8 @@ LONGEST_VALUE = 80
 
 @dataclass(frozen=True)
 class Drawing:
-    """The boxes and arrows of one side of a kind of block, and the number of nodes. `cut` says that some are left
-    out."""
+    """The boxes and arrows of one side of a kind of block, and the number of nodes. `cut` says that
+    some are left out."""
 
     title: str
     boxes: tuple[Box, ...]
@@ -40,8 +40,8 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Kind:
-    """Blocks that are alike, and the drawings of the first one, before and after. There is nothing to draw after where
-    nothing was changed."""
+    """Blocks that are alike, and the drawings of the first one, before and after. There is nothing
+    to draw after where nothing was changed."""
 
     blocks: tuple[Block, ...]
     drawings: tuple[Drawing, ...]
@@ -61,8 +61,8 @@ class Kind:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A run, ready to be shown: the report, the model before and after, and its kinds of blocks in the order of the
-    first of each. `result` is None if the model was not changed."""
+    """A run, ready to be shown: the report, the model before and after, and its kinds of blocks in
+    the order of the first of each. `result` is None if the model was not changed."""
 
     report: Report
     original: onnx.ModelProto
@@ -82,7 +82,9 @@ class Drawn:
         result = None if result is None else to_graph_operators(result)
         shapes = shape_texts(loaded.to_ir())
         if result is not None:
-            shapes |= shape_texts(ir.from_proto(without_types(result, loaded.foreign) if loaded.foreign else result))
+            shapes |= shape_texts(
+                ir.from_proto(without_types(result, loaded.foreign) if loaded.foreign else result)
+            )
         pencil = _Pencil(shapes, frozenset(value.name for value in original.graph.output))
         kinds = _kinds(report, Regions.of(original, result), pencil)
         return Drawn(report, original, result, tuple(kinds))
@@ -94,24 +96,46 @@ def _kinds(report: Report, regions: Regions, pencil: _Pencil) -> Iterator[Kind]:
     for block in report.blocks:
         before, after = regions.around(block)
         reason = re.sub(r"'[^']*'", "", block.reason or "")
-        outcome = (block.status, block.kind, block.op, block.layout, block.mask, block.heads, block.extensions)
+        outcome = (
+            block.status,
+            block.kind,
+            block.op,
+            block.layout,
+            block.mask,
+            block.heads,
+            block.extensions,
+        )
         missed = tuple(entry.kind for entry in block.missed)
-        key = (*outcome, block.assumed, block.code, reason, block.hint, missed, _form(before), _form(after))
+        key = (
+            *outcome,
+            block.assumed,
+            block.code,
+            reason,
+            block.hint,
+            missed,
+            _form(before),
+            _form(after),
+        )
         found.setdefault(key, []).append((block, before, after))
     for alike in found.values():
         block, before, after = alike[0]
-        sides = [("before", before), ("after", after)] if after.nodes else [("in the model", before)]
+        sides = (
+            [("before", before), ("after", after)] if after.nodes else [("in the model", before)]
+        )
         drawings = (pencil.drawing(title, region, block) for title, region in sides if region.nodes)
         yield Kind(tuple(each[0] for each in alike), tuple(drawings))
 
 
 def _form(region: Region) -> tuple[int, ...]:
-    """Numbers that are equal for regions that differ in names and in the order of their nodes alone."""
+    """Numbers that are equal for regions that differ in names and in the order of their nodes
+    alone."""
     form: dict[str, int] = {}
     numbers = []
     for node in region.nodes:
         numbers.append(hash((node.op_type, tuple(form.get(name, 0) for name in node.input))))
-        form.update({name: hash((numbers[-1], place)) for place, name in enumerate(node.output) if name})
+        form.update(
+            {name: hash((numbers[-1], place)) for place, name in enumerate(node.output) if name}
+        )
     return tuple(sorted(numbers))
 
 
@@ -123,13 +147,15 @@ class _Pencil:
     outputs: frozenset[str]
 
     def drawing(self, title: str, region: Region, block: Block) -> Drawing:
-        """The boxes of the nodes, of the values that come from outside and of the model's outputs, and what flows
-        between them."""
+        """The boxes of the nodes, of the values that come from outside and of the model's outputs,
+        and what flows between them."""
         sketch = _Sketch(self, region.roles, block)
         for node in region.nodes:
             sketch.add(node)
         sketch.end()
-        return Drawing(title, tuple(sketch.boxes), tuple(sketch.arrows), len(region.nodes), region.cut)
+        return Drawing(
+            title, tuple(sketch.boxes), tuple(sketch.arrows), len(region.nodes), region.cut
+        )
 
     def value(self, key: str, title: str, name: str, kind: str) -> Box:
         """The box of a value."""
@@ -138,7 +164,9 @@ class _Pencil:
 
     def node(self, key: str, node: onnx.NodeProto, kind: str) -> Box:
         """The box of a node."""
-        shapes = dict.fromkeys(shape for name in node.output if (shape := self.shapes.get(name, "")))
+        shapes = dict.fromkeys(
+            shape for name in node.output if (shape := self.shapes.get(name, ""))
+        )
         lines = (*_told(node.name, ", ".join(shapes)), *_attributes(node))
         return Box(key, node.op_type, lines, self._hint(node), kind)
 
@@ -146,13 +174,18 @@ class _Pencil:
         lines = [f"{node.op_type} {node.name}".strip()]
         lines += [f"{attribute.name} = {_text(attribute)}" for attribute in node.attribute]
         values = (("input", node.input), ("output", node.output))
-        lines += [f"{kind} {name} {self.shapes.get(name, '')}" for kind, names in values for name in names if name]
+        lines += [
+            f"{kind} {name} {self.shapes.get(name, '')}"
+            for kind, names in values
+            for name in names
+            if name
+        ]
         return "\n".join(lines)
 
 
 class _Sketch:
-    """The drawing of a block's region, to which its nodes are added in their order. `flows` has the role of each
-    value, and `maker` the box that it comes from."""
+    """The drawing of a block's region, to which its nodes are added in their order. `flows` has the
+    role of each value, and `maker` the box that it comes from."""
 
     def __init__(self, pencil: _Pencil, roles: Mapping[str, str], block: Block) -> None:
         self.boxes: list[Box] = []
@@ -162,7 +195,8 @@ class _Sketch:
         self._maker: dict[str, str] = {}
 
     def add(self, node: onnx.NodeProto) -> None:
-        """Add a node, the values from outside that it reads, and the outputs of the model that it gives."""
+        """Add a node, the values from outside that it reads, and the outputs of the model that it
+        gives."""
         key = f"n{len(self.boxes)}"
         given = list(dict.fromkeys(data_inputs(node)))
         role = _role({self._flows[name] for name in given if name in self._flows})
@@ -170,7 +204,9 @@ class _Sketch:
             self._add_input(key, name)
         leaves = [name for name in node.output if name in self._pencil.outputs]
         culprit = self._culprit(node, bool(leaves))
-        self.boxes.append(self._pencil.node(key, node, " ".join(self._classes(node, role, culprit))))
+        self.boxes.append(
+            self._pencil.node(key, node, " ".join(self._classes(node, role, culprit)))
+        )
         for name in leaves:
             kind = "culprit" if culprit == "output" else "role-other"
             self.boxes.append(self._pencil.value(f"v{len(self.boxes)}", "model output", name, kind))
@@ -183,11 +219,14 @@ class _Sketch:
     def end(self) -> None:
         """The page opens the drawing at the last node, if the anchor of the block is not in it."""
         if not any("focus" in box.kind.split() for box in self.boxes):
-            last = max(place for place, box in enumerate(self.boxes) if "value" not in box.kind.split())
+            last = max(
+                place for place, box in enumerate(self.boxes) if "value" not in box.kind.split()
+            )
             self.boxes[last] = replace(self.boxes[last], kind=f"{self.boxes[last].kind} focus")
 
     def _add_input(self, key: str, name: str) -> None:
-        """Draw what flows from a value to the box with this key. A value from outside without a role is not drawn."""
+        """Draw what flows from a value to the box with this key. A value from outside without a
+        role is not drawn."""
         role = self._flows.get(name, "other")
         if name not in self._maker and name in self._roles:
             self._maker[name] = f"v{len(self.boxes)}"
@@ -197,13 +236,15 @@ class _Sketch:
             self.arrows.append(Arrow(self._maker[name], key, _class(role)))
 
     def _culprit(self, node: onnx.NodeProto, leaves: bool) -> str | None:
-        """What stands in the way of the fusion here: the node, or the output of the model that it gives, if one is."""
+        """What stands in the way of the fusion here: the node, or the output of the model that it
+        gives, if one is."""
         if self._block.status != "declined" or self._block.culprit not in (node.name, *node.output):
             return None
         return "output" if leaves and self._block.code in READ_OUTSIDE else "node"
 
     def _classes(self, node: onnx.NodeProto, role: str, culprit: str | None) -> Iterator[str]:
-        """The style classes of a node. The page opens a drawing at the softmax before, and at the fused node after."""
+        """The style classes of a node. The page opens a drawing at the softmax before, and at the
+        fused node after."""
         yield "fused" if is_fused(node) else _class(role or "other")
         if culprit == "node":
             yield "culprit"
@@ -212,7 +253,8 @@ class _Sketch:
 
 
 def _told(name: str, shape: str) -> tuple[str, ...]:
-    """The lines of a box: the name and the shape, where they are known. A number has no dimensions to tell."""
+    """The lines of a box: the name and the shape, where they are known. A number has no dimensions
+    to tell."""
     return tuple(filter(None, (name, "one number" if shape == "[]" else shape)))
 
 
@@ -222,7 +264,8 @@ def _class(role: str) -> str:
 
 
 def _role(reached: set[str]) -> str:
-    """The role of a node: the only one of its inputs, or "other" for several; "" if they have none."""
+    """The role of a node: the only one of its inputs, or "other" for several; "" if they have
+    none."""
     if len(reached) == 1:
         return reached.pop()
     return "other" if reached else ""

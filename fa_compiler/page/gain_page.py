@@ -1,9 +1,10 @@
-"""The page that `bench --html` writes: how fast both models are and how much memory they take, as bars and as a table;
-for a decoder also whether both make the same.
+"""The page that `bench --html` writes: how fast both models are and how much memory they take, as
+bars and as a table; for a decoder also whether both make the same.
 
-The bars of one length stand beneath each other, the original's above the fused model's. The longer one has the same
-width at each length: short sequences take a hundredth of the time of long ones, and have bars, too. A thin line over
-the end of a bar shows where eight of ten runs lie. The page needs no network.
+The bars of one length stand beneath each other, the original's above the fused model's. The longer
+one has the same width at each length: short sequences take a hundredth of the time of long ones,
+and have bars, too. A thin line over the end of a bar shows where eight of ten runs lie. The page
+needs no network.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ main { max-width: 900px }
 """
 
 
-def gain_page(measured: Benchmark, made: Provenance | None = None, place: Path | None = None) -> str:
+def gain_page(
+    measured: Benchmark, made: Provenance | None = None, place: Path | None = None
+) -> str:
     """The page of a benchmark, as HTML.
 
     Args:
@@ -50,24 +53,33 @@ def gain_page(measured: Benchmark, made: Provenance | None = None, place: Path |
         place: where the page is written. The page with the drawings is linked if it lies beside it.
     """
     return document(
-        f"Speed and memory of {measured.report.model}", list(_lines(measured, made, place)), own_style=OWN_STYLE
+        f"Speed and memory of {measured.report.model}",
+        list(_lines(measured, made, place)),
+        own_style=OWN_STYLE,
     )
 
 
 def _lines(measured: Benchmark, made: Provenance | None, place: Path | None) -> Iterator[str]:
     ran, at = measured.measured, measured.at
     yield f'<p class="verdict">{escape(_verdict(ran, at))}</p>'
-    fused = f"{measured.report.fused_attentions} of {measured.report.attentions} attentions are fused"
+    fused = (
+        f"{measured.report.fused_attentions} of {measured.report.attentions} attentions are fused"
+    )
     yield f'<p class="note">{fused}{_link(measured, place)}.</p>'
     yield from (f"<p>{_sentence(warning)}</p>" for warning in measured.warnings)
     if ran:
         yield f"<h2>{'Time of a step of one token' if measured.decode else 'Time of a run'}</h2>"
-        yield from _plot(ran, at, "ms", lambda timing: timing.median, lambda timing: (timing.low, timing.high))
+        yield from _plot(
+            ran, at, "ms", lambda timing: timing.median, lambda timing: (timing.low, timing.high)
+        )
         yield "<h2>Peak memory</h2>"
         yield from _plot(ran, at, "MiB", lambda timing: timing.memory / MIB, None)
         yield from _table(measured._rows)
         yield from _agreement(measured)
-    yield from (f"<p>{_sentence(line)}</p>" for line in (*measured.faults, *measured.sizes, *measured.advice))
+    yield from (
+        f"<p>{_sentence(line)}</p>"
+        for line in (*measured.faults, *measured.sizes, *measured.advice)
+    )
     threads = f"{measured.threads} thread{'s' if measured.threads > 1 else ''}"
     yield (
         f'<p class="note">ONNX Runtime {escape(measured.runtime)} with all its optimisations, '
@@ -84,13 +96,18 @@ def _link(measured: Benchmark, place: Path | None) -> str:
     if place is None:
         return ""
     page, title = page_beside(place), f"<title>{escape(title_of(measured.report))}</title>"
-    if page == place or not page.is_file() or title not in page.read_text(encoding="utf-8", errors="replace"):
+    if (
+        page == place
+        or not page.is_file()
+        or title not in page.read_text(encoding="utf-8", errors="replace")
+    ):
         return ""
     return f"; {link_to(page.name)} shows them"
 
 
 def _verdict(ran: Sequence[Measure], at: Callable[[int], str]) -> str:
-    """The best length, of those that were measured while the machine did no other work if there are such lengths."""
+    """The best length, of those that were measured while the machine did no other work if there are
+    such lengths."""
     if not ran:
         return "No length could be measured."
     steady = [measure for measure in ran if measure.is_steady]
@@ -114,7 +131,9 @@ def _plot(
             bar = f'<span class="bar {kind}" style="width:{size(timing) * percent:.2f}%"></span>'
             if spread is not None:
                 low, high = (min(100.0, number * percent) for number in spread(timing))
-                bar += f'<span class="spread" style="left:{low:.2f}%;width:{high - low:.2f}%"></span>'
+                bar += (
+                    f'<span class="spread" style="left:{low:.2f}%;width:{high - low:.2f}%"></span>'
+                )
             number = f"{_number(size(timing))} {of_size}"
             yield (
                 f'<div class="row"><span class="model">{kind}</span><span class="track">{bar}</span>'
@@ -124,7 +143,8 @@ def _plot(
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The table that the command prints. What stands in brackets there stands below its number here."""
+    """The table that the command prints. What stands in brackets there stands below its number
+    here."""
     yield '<h2>Figures</h2><div class="wide" tabindex="0" role="group" aria-label="Figures"><table><thead><tr>'
     header, *rest = rows
     yield from (f"<th scope='col'>{column}</th>" for column in header)

@@ -17,22 +17,27 @@ from fa_compiler.pipeline.options import python_options
 
 
 @takes(FusionKeywords, Options)
-def graph(model: ModelLike, target: Target = Options.target, **options: Unpack[FusionKeywords]) -> nx.DiGraph:
+def graph(
+    model: ModelLike, target: Target = Options.target, **options: Unpack[FusionKeywords]
+) -> nx.DiGraph:
     """A model as a networkx graph, before the fusion. Nothing is written.
 
-    A node stands for a node of the main graph or of a graph inside it. It is called like its first output, or, if a
-    node of another graph has the same name, like this output and a number: "y", "y#2". Its attributes:
+    A node stands for a node of the main graph or of a graph inside it. It is called like its first
+    output, or, if a node of another graph has the same name, like this output and a number: "y",
+    "y#2". Its attributes:
 
     - `name`, `op_type`, `domain`: those of the ONNX node.
-    - `blocks`: a tuple of `Block`, the attentions that it belongs to. A fused one holds the nodes that its operator
-      replaces, a declined one the nodes around its softmax.
+    - `blocks`: a tuple of `Block`, the attentions that it belongs to. A fused one holds the nodes
+      that its operator replaces, a declined one the nodes around its softmax.
 
-    An edge leads from the node that makes a value to one that reads it. Its attribute `values` maps the name of each
-    value that the second reads from the first to its shape as text, such as "[batch, 12, seq, 64]", or to "" where the
-    shape is unknown. The attribute `report` of the graph is the report of `inspect`.
+    An edge leads from the node that makes a value to one that reads it. Its attribute `values` maps
+    the name of each value that the second reads from the first to its shape as text, such as
+    "[batch, 12, seq, 64]", or to "" where the shape is unknown. The attribute `report` of the graph
+    is the report of `inspect`.
 
     Args:
-        model: a path, bytes, an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of torch.onnx.export.
+        model: a path, bytes, an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of
+            torch.onnx.export.
         target: as in `inspect`.
         **options: the fields of `Options`.
 
@@ -57,7 +62,13 @@ def graph(model: ModelLike, target: Target = Options.target, **options: Unpack[F
             number += 1
             key = f"{first}#{number}"
         keys[id(node)] = key
-        made.add_node(key, name=node.name, op_type=node.op_type, domain=node.domain, blocks=blocks.get(id(node), ()))
+        made.add_node(
+            key,
+            name=node.name,
+            op_type=node.op_type,
+            domain=node.domain,
+            blocks=blocks.get(id(node), ()),
+        )
     for node in regions.original.nodes:
         for value in filter(None, node.input):
             maker = regions.original.maker.get(value)

@@ -1,5 +1,5 @@
-"""Writes the page: a summary, what was not fused and what to do about it, how the result is run, and each kind of block
-as a drawing.
+"""Writes the page: a summary, what was not fused and what to do about it, how the result is run,
+and each kind of block as a drawing.
 
 The page holds its styles, its script and its drawings, and asks no network for anything.
 """
@@ -19,7 +19,15 @@ from fa_compiler import shell
 from fa_compiler.comparison.decoder import caches_of, takes_steps
 from fa_compiler.lowering.drawing import sheet, shortened, svg
 from fa_compiler.page.drawn import Drawing, Drawn, Kind
-from fa_compiler.page.gain import Scores, added_by_mask, in_all, in_units, largest_scores, nodes_of, still_held
+from fa_compiler.page.gain import (
+    Scores,
+    added_by_mask,
+    in_all,
+    in_units,
+    largest_scores,
+    nodes_of,
+    still_held,
+)
 from fa_compiler.page.provenance import Provenance, Written
 from fa_compiler.page.wording import link_to, unbroken, worded
 from fa_compiler.passes import Block, Report
@@ -31,7 +39,9 @@ LENGTHS = (512, 2048, 8192, 32768)
 """The sequence lengths for which the page says how large the scores are."""
 ROLES = ("query", "key", "value", "mask", "bias")
 PART = "A part is shown. Drag to see the rest, on a touch screen after a tap; the wheel zooms after a click."
-WITHOUT_SCRIPT = ".view { height: auto; overflow: auto; cursor: auto } .tools, #theme, form { display: none }"
+WITHOUT_SCRIPT = (
+    ".view { height: auto; overflow: auto; cursor: auto } .tools, #theme, form { display: none }"
+)
 """The styles where a viewer of files runs no scripts."""
 STATUS = {
     "fused": "fused",
@@ -44,8 +54,8 @@ STATUS = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a page tells of the command that made it: its model, what it wrote, if anything, the page of a measurement
-    that belongs to this page, and the words of the options of the fusion."""
+    """What a page tells of the command that made it: its model, what it wrote, if anything, the
+    page of a measurement that belongs to this page, and the words of the options of the fusion."""
 
     made: Provenance
     model: Path
@@ -55,7 +65,8 @@ class Run:
 
 
 def page(drawn: Drawn, run: Run | None = None) -> str:
-    """The page of a run; without `run` it tells nothing of the command, the machine and the files."""
+    """The page of a run; without `run` it tells nothing of the command, the machine and the
+    files."""
     report = drawn.report
     body = [*_summary(drawn, run), *_left(report), *_missed(report), *_remarks(report)]
     if run is not None:
@@ -73,7 +84,9 @@ def title_of(report: Report) -> str:
     return f"Attention in {report.model}"
 
 
-def document(title: str, body: Sequence[str], script: str | None = None, own_style: str = "") -> str:
+def document(
+    title: str, body: Sequence[str], script: str | None = None, own_style: str = ""
+) -> str:
     """A page with the styles and the header that all pages share."""
     script = _file("theme.js") if script is None else script
     style = f"{_file('page.css')}{own_style}"
@@ -106,7 +119,8 @@ def _file(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-# -- the summary --------------------------------------------------------------------------------------
+# -- the summary
+# --------------------------------------------------------------------------------------
 
 
 def _summary(drawn: Drawn, run: Run | None) -> Iterator[str]:
@@ -119,7 +133,9 @@ def _summary(drawn: Drawn, run: Run | None) -> Iterator[str]:
         yield "</section>"
         return
     yield "<dl class='cards'>"
-    yield from (f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _cards(drawn, run).items())
+    yield from (
+        f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _cards(drawn, run).items()
+    )
     yield "</dl>"
     if (scores := largest_scores(report)) is not None:
         yield from _memory(report, scores)
@@ -161,7 +177,9 @@ def _verified(written: Written | None) -> Iterator[str]:
             f"difference is {largest:.2g}; {escape(found.given)}.</p>"
         )
         _, *doubts, _ = found._lines
-        yield from (f"<p class='note'>{escape(f'{doubt[0].upper()}{doubt[1:]}')}.</p>" for doubt in doubts)
+        yield from (
+            f"<p class='note'>{escape(f'{doubt[0].upper()}{doubt[1:]}')}.</p>" for doubt in doubts
+        )
         header, *rows = found._rows
         yield from _folded("Differences by output", header, rows)
 
@@ -191,7 +209,11 @@ def _outcome(fused: int, total: int) -> str:
 
 
 def _memory(report: Report, scores: Scores) -> Iterator[str]:
-    fixed = [f"{size:,} {_plural(size, what)}" for size, what in ((scores.rows, "row"), (scores.keys, "key")) if size]
+    fixed = [
+        f"{size:,} {_plural(size, what)}"
+        for size, what in ((scores.rows, "row"), (scores.keys, "key"))
+        if size
+    ]
     of = ", ".join((f"{scores.heads} {_plural(scores.heads, 'head')}", *fixed, "one sequence"))
     size = "This" if scores.is_open else in_units(scores.count_bytes(0))
     yield "<h3>Memory that is not needed any more</h3>"
@@ -203,10 +225,14 @@ def _memory(report: Report, scores: Scores) -> Iterator[str]:
         yield f"<p>{held[0].upper()}{held[1:]}, so the model may need no less memory than it did.</p>"
     if not scores.is_open:
         if added := added_by_mask(report, 0):
-            taken = f"A mask takes {in_units(added)} more, because the operator takes it in full only"
+            taken = (
+                f"A mask takes {in_units(added)} more, because the operator takes it in full only"
+            )
             yield f"<p>{taken}: {in_all(scores.count_bytes(0), added)} in all.</p>"
         return
-    rows = [(length, scores.count_bytes(length), added_by_mask(report, length)) for length in LENGTHS]
+    rows = [
+        (length, scores.count_bytes(length), added_by_mask(report, length)) for length in LENGTHS
+    ]
     columns = ["keys" if scores.rows else "tokens", "scores and probabilities"]
     if any(added for _, _, added in rows):
         yield "<p>The operator takes the mask in full only. This needs memory that the model does not need.</p>"
@@ -220,7 +246,10 @@ def _memory(report: Report, scores: Scores) -> Iterator[str]:
 
 def _operators(original: onnx.ModelProto, result: onnx.ModelProto) -> Iterator[str]:
     """The number of nodes of each operator before and after, folded away."""
-    before, after = (Counter(node.op_type for node in all_nodes(model.graph.node)) for model in (original, result))
+    before, after = (
+        Counter(node.op_type for node in all_nodes(model.graph.node))
+        for model in (original, result)
+    )
     rows = [(name, f"{before[name]:,}", f"{after[name]:,}") for name in sorted({*before, *after})]
     yield from _folded("Nodes by operator", ("operator", "before", "after"), rows)
 
@@ -253,7 +282,8 @@ def _left(report: Report) -> Iterator[str]:
 
 
 def _missed(report: Report) -> Iterator[str]:
-    """What fused blocks miss, and what the user can do. Blocks in which only names differ share a line."""
+    """What fused blocks miss, and what the user can do. Blocks in which only names differ share a
+    line."""
     found: dict[tuple[object, ...], dict[int, Missed]] = {}
     for block in report.blocks:
         for missed in block.missed:
@@ -268,7 +298,8 @@ def _missed(report: Report) -> Iterator[str]:
 
 
 def _remarks(report: Report) -> Iterator[str]:
-    """What the command prints below its table, too: the operators around attention, caches, and notes."""
+    """What the command prints below its table, too: the operators around attention, caches, and
+    notes."""
     lines = [*report.around_lines, *report.cache_lines, *report.notes]
     if lines:
         yield "<section aria-labelledby='remarks'><h2 id='remarks'>What else to know</h2><ul>"
@@ -292,7 +323,15 @@ def _how_to_run(run: Run, drawn: Drawn) -> Iterator[str]:
     title = "How to run the result" if run.written is not None else "How to write the result"
     yield f"<section aria-labelledby='run'><h2 id='run'>{title}</h2>"
     if run.written is None:
-        command = ["fa-compiler", "optimize", str(run.model), "-o", "fused.onnx", *run.options, "--verify"]
+        command = [
+            "fa-compiler",
+            "optimize",
+            str(run.model),
+            "-o",
+            "fused.onnx",
+            *run.options,
+            "--verify",
+        ]
         yield from _code(shell.command(command))
         if report.possible_buffers:
             yield f"<p>{worded(COPIED)}</p>"
@@ -301,7 +340,15 @@ def _how_to_run(run: Run, drawn: Drawn) -> Iterator[str]:
     if fused and report.target == "ort":
         yield "<h3>Measure it on this machine</h3>"
         decoding = ["--decode"] if takes_steps(drawn.original, caches_of(drawn.original)) else []
-        command = ["fa-compiler", "bench", str(run.model), *decoding, *run.options, "--html", str(run.gain)]
+        command = [
+            "fa-compiler",
+            "bench",
+            str(run.model),
+            *decoding,
+            *run.options,
+            "--html",
+            str(run.gain),
+        ]
         yield from _code(shell.command(command))
         link = link_to(run.gain.name)
         yield f"<p>This command writes {link} beside this page.</p>"
@@ -341,14 +388,17 @@ def _controls(kinds: Sequence[Kind]) -> Iterator[str]:
     yield "</form>"
     classes = set[str]().union(*(kind.classes for kind in kinds))
     yield "<p class='legend'>"
-    yield from (f"<span class='role-{role}'>{role}</span>" for role in ROLES if f"role-{role}" in classes)
+    yield from (
+        f"<span class='role-{role}'>{role}</span>" for role in ROLES if f"role-{role}" in classes
+    )
     if "culprit" in classes:
         yield "<span class='culprit'>what stands in the way</span>"
     yield "</p>"
     yield "<p id='none' hidden>No block fits.</p></section>"
 
 
-# -- one kind of block --------------------------------------------------------------------------------
+# -- one kind of block
+# --------------------------------------------------------------------------------
 
 
 def _section(number: int, kind: Kind) -> Iterator[str]:
@@ -362,7 +412,9 @@ def _section(number: int, kind: Kind) -> Iterator[str]:
     yield f"<summary>{_title(block, code, count)}</summary>"
     yield from _advice(block)
     yield f"<details class='names'><summary>{count} {_plural(count, 'block')}</summary><ul>"
-    yield from (f"<li>{block.id}: <code>{escape(block.anchor)}</code></li>" for block in kind.blocks)
+    yield from (
+        f"<li>{block.id}: <code>{escape(block.anchor)}</code></li>" for block in kind.blocks
+    )
     yield "</ul></details><div class='pair'>"
     for drawing in kind.drawings:
         yield from _figure(drawing)
@@ -370,7 +422,8 @@ def _section(number: int, kind: Kind) -> Iterator[str]:
 
 
 def _title(block: Block, code: str, count: int) -> str:
-    """The line of a kind of block: the number of blocks, and the fused operator, or the softmax that is not fused."""
+    """The line of a kind of block: the number of blocks, and the fused operator, or the softmax
+    that is not fused."""
     chip = f"<span class='chip {block.status}'>{STATUS[block.status]}</span>"
     times = f"<span class='times'>{count} ×</span> " if count > 1 else ""
     title, where = block.anchor, ""

@@ -12,7 +12,8 @@
 
 What computes sizes is left out: the shapes that Reshape, Expand and others take, and Constants.
 
-A node stayed if the result has a node of the same type with one of its outputs. All others are gone or new.
+A node stayed if the result has a node of the same type with one of its outputs. All others are gone
+or new.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ SIZES = {
     **dict.fromkeys({*MOVES, "Split", "Pad"}.difference(PICKS), 1),
     **dict.fromkeys(("ConstantOfShape", "Range"), 0),
 }
-"""The first input that holds sizes or places, by operator; so do all behind it. The indices of PICKS are drawn."""
+"""The first input that holds sizes or places, by operator; so do all behind it. The indices of
+PICKS are drawn."""
 
 INPUT_ROLES = {
     "query": "query",
@@ -61,12 +63,22 @@ INPUT_ROLES = {
     "key_padding_mask": "mask",
     "attention_bias": "bias",
 }
-"""The role of an input of a fused operator; an input that is not named here has the role "other"."""
+"""The role of an input of a fused operator; an input that is not named here has the role
+"other"."""
 
 STANDARD_INPUTS = {
     "Attention": ("query", "key", "value", "atten_mask", "past_key", "past_value"),
     "MultiHeadAttention": (
-        *("query", "key", "value", "", "key_padding_mask", "attention_bias", "past_key", "past_value"),
+        *(
+            "query",
+            "key",
+            "value",
+            "",
+            "key_padding_mask",
+            "attention_bias",
+            "past_key",
+            "past_value",
+        ),
     ),
     "GroupQueryAttention": ("query", "key", "value", "past_key", "past_value"),
 }
@@ -79,7 +91,8 @@ def is_fused(node: onnx.NodeProto) -> bool:
 
 
 def spec_of(node: onnx.NodeProto) -> OpSpec | None:
-    """The registry's operator that a node is, or that all ranks of a sharded model compute together."""
+    """The registry's operator that a node is, or that all ranks of a sharded model compute
+    together."""
     if node.domain == DOMAIN:
         return get(node.op_type)
     return get(SPECS[node.op_type]) if node.domain == PARALLEL and node.op_type in SPECS else None
@@ -102,13 +115,17 @@ def _joined(found: Iterable[tuple[str, str]]) -> dict[str, str]:
     roles: dict[str, dict[str, None]] = {}
     for value, role in found:
         roles.setdefault(value, {})[role] = None
-    return {value: "other" if "other" in several else ", ".join(several) for value, several in roles.items()}
+    return {
+        value: "other" if "other" in several else ", ".join(several)
+        for value, several in roles.items()
+    }
 
 
 @dataclass(frozen=True)
 class Region:
-    """Nodes in the order of computation. `roles` are those of values: query, key, value, mask, bias, other, or
-    several of them such as "query, key, value". `cut` says that nodes were left out."""
+    """Nodes in the order of computation. `roles` are those of values: query, key, value, mask,
+    bias, other, or several of them such as "query, key, value". `cut` says that nodes were left
+    out."""
 
     nodes: tuple[onnx.NodeProto, ...] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
@@ -117,7 +134,8 @@ class Region:
 
 @dataclass
 class Side:
-    """The nodes of one model, of all its graphs, by what they compute and read, and the names of its constants."""
+    """The nodes of one model, of all its graphs, by what they compute and read, and the names of
+    its constants."""
 
     nodes: tuple[onnx.NodeProto, ...]
     constants: frozenset[str] = frozenset()
@@ -134,7 +152,10 @@ class Side:
     @staticmethod
     def of(model: onnx.ModelProto) -> Side:
         """The nodes of the main graph and of its subgraphs."""
-        return Side(tuple(all_nodes(model.graph.node)), frozenset(each.name for each in model.graph.initializer))
+        return Side(
+            tuple(all_nodes(model.graph.node)),
+            frozenset(each.name for each in model.graph.initializer),
+        )
 
     def ordered(self, chosen: Iterable[onnx.NodeProto]) -> tuple[onnx.NodeProto, ...]:
         """These nodes in the order of the model."""
@@ -150,27 +171,42 @@ def data_inputs(node: onnx.NodeProto) -> list[str]:
 
 @dataclass(frozen=True)
 class Regions:
-    """The regions of a model's blocks, of at most `most` nodes each. `result` is None if nothing was changed."""
+    """The regions of a model's blocks, of at most `most` nodes each. `result` is None if nothing
+    was changed."""
 
     original: Side
     result: Side | None
     most: int = MOST_NODES
 
     @staticmethod
-    def of(original: onnx.ModelProto, result: onnx.ModelProto | None, most: int = MOST_NODES) -> Regions:
+    def of(
+        original: onnx.ModelProto, result: onnx.ModelProto | None, most: int = MOST_NODES
+    ) -> Regions:
         """Those of a model and of what became of it."""
         return Regions(Side.of(original), None if result is None else Side.of(result), most)
 
     def around(self, block: Block) -> tuple[Region, Region]:
         """The regions of a block before and after."""
         if block.status == "fused" and self.result is not None:
-            node = next((node for node in self.result.nodes if node.name == block.node and is_fused(node)), None)
+            node = next(
+                (node for node in self.result.nodes if node.name == block.node and is_fused(node)),
+                None,
+            )
             if node is not None:
                 return self._replaced(node, self.result)
         if block.status == "already_fused":
-            node = next((node for node in self.original.nodes if node.name == block.anchor and is_fused(node)), None)
+            node = next(
+                (
+                    node
+                    for node in self.original.nodes
+                    if node.name == block.anchor and is_fused(node)
+                ),
+                None,
+            )
             if node is not None:
-                return Region((node,), _joined((name, role) for name, role in _inputs(node) if name)), Region()
+                return Region(
+                    (node,), _joined((name, role) for name, role in _inputs(node) if name)
+                ), Region()
         near = self._near(block.anchor)
         return (near if block.status != "not_attention" else replace(near, roles={})), Region()
 
@@ -185,7 +221,12 @@ class Regions:
         cut = False
         while queue:
             maker = self.original.maker.get(queue.popleft())
-            if maker is None or maker.op_type == "Constant" or id(maker) in seen or self._stayed(maker):
+            if (
+                maker is None
+                or maker.op_type == "Constant"
+                or id(maker) in seen
+                or self._stayed(maker)
+            ):
                 continue
             if len(before) == self.most:
                 cut = True
@@ -193,13 +234,16 @@ class Regions:
             seen.add(id(maker))
             before.append(maker)
             queue.extend(name for name in data_inputs(maker) if name not in roles)
-        return Region(self.original.ordered(before), roles, cut), Region(result.ordered(new.values()), roles)
+        return Region(self.original.ordered(before), roles, cut), Region(
+            result.ordered(new.values()), roles
+        )
 
     def _operands(
         self, node: onnx.NodeProto, result: Side, new: dict[int, onnx.NodeProto]
     ) -> Iterator[tuple[str, str]]:
-        """The values of the original that the fused node reads, each with its role, and the new values between. A value
-        such as a packed projection has several roles. Constants that the new nodes read are left out."""
+        """The values of the original that the fused node reads, each with its role, and the new
+        values between. A value such as a packed projection has several roles. Constants that the
+        new nodes read are left out."""
         for name, role in _inputs(node):
             queue, seen = deque([name] if name else []), set[str]()
             while queue:
@@ -214,7 +258,9 @@ class Regions:
                         seen.add(each)
                         queue.append(each)
 
-    def _replaced_values(self, node: onnx.NodeProto, result: Side, new: dict[int, onnx.NodeProto]) -> Iterator[str]:
+    def _replaced_values(
+        self, node: onnx.NodeProto, result: Side, new: dict[int, onnx.NodeProto]
+    ) -> Iterator[str]:
         """The values of the original in whose place the results of the fused node stand."""
         queue = deque(filter(None, node.output))
         while queue:
@@ -230,7 +276,11 @@ class Regions:
                         new[id(reader)] = reader
                         queue.extend(filter(None, reader.output))
                     continue
-                counterpart = next(self.original.maker[name] for name in reader.output if name in self.original.maker)
+                counterpart = next(
+                    self.original.maker[name]
+                    for name in reader.output
+                    if name in self.original.maker
+                )
                 pairs = zip(reader.input, counterpart.input, strict=False)
                 yield from (old for now, old in pairs if now == value and old != value)
 
@@ -248,7 +298,10 @@ class Regions:
     # -- declined ---------------------------------------------------------------------------------
 
     def _near(self, anchor: str) -> Region:
-        start = next((node for node in self.original.nodes if node.name == anchor or anchor in node.output), None)
+        start = next(
+            (node for node in self.original.nodes if node.name == anchor or anchor in node.output),
+            None,
+        )
         if start is None:
             return Region()
         found = {id(start): start}
@@ -271,12 +324,16 @@ class Regions:
                 yield from self.original.readers.get(name, ())
         else:
             makers = (self.original.maker.get(name) for name in data_inputs(node))
-            yield from (maker for maker in makers if maker is not None and maker.op_type != "Constant")
+            yield from (
+                maker for maker in makers if maker is not None and maker.op_type != "Constant"
+            )
 
 
-def _operands_near(softmax: onnx.NodeProto, nodes: tuple[onnx.NodeProto, ...]) -> Iterator[tuple[str, str]]:
-    """The operands of the products around a softmax that was not fused, each with its role: query and key of the
-    product above it, the value of the one below it."""
+def _operands_near(
+    softmax: onnx.NodeProto, nodes: tuple[onnx.NodeProto, ...]
+) -> Iterator[tuple[str, str]]:
+    """The operands of the products around a softmax that was not fused, each with its role: query
+    and key of the product above it, the value of the one below it."""
     place = next(number for number, node in enumerate(nodes) if node is softmax)
     reached = set(softmax.output)
     scores = _product(nodes[:place][::-1], set(data_inputs(softmax)), forwards=False)
@@ -287,8 +344,11 @@ def _operands_near(softmax: onnx.NodeProto, nodes: tuple[onnx.NodeProto, ...]) -
         yield from ((name, "value") for name in result.input[:2] if name not in reached)
 
 
-def _product(nodes: Iterable[onnx.NodeProto], reached: set[str], forwards: bool) -> onnx.NodeProto | None:
-    """The product that the values lead to; None if there are several or none. The values on the way are added."""
+def _product(
+    nodes: Iterable[onnx.NodeProto], reached: set[str], forwards: bool
+) -> onnx.NodeProto | None:
+    """The product that the values lead to; None if there are several or none. The values on the way
+    are added."""
     found: list[onnx.NodeProto] = []
     for node in nodes:
         near, far = (node.input, node.output) if forwards else (node.output, data_inputs(node))

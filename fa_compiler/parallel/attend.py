@@ -1,6 +1,7 @@
 """One call of the attention kernel on some rows and some keys of the sequence.
 
-The ranks compute in the layout SBH, in which tokens come first: chunks of tokens are then contiguous.
+The ranks compute in the layout SBH, in which tokens come first: chunks of tokens are then
+contiguous.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ LARGEST = np.finfo(np.float32).max
 """softmax_sum of a row without a key; its softmax_max is the negative number."""
 
 FREE_OF_OTHER_KEYS = ("", "zero", "nan")
-"""The values of cpu_empty_rows for which the result of a row without a key does not depend on any key."""
+"""The values of cpu_empty_rows for which the result of a row without a key does not depend on any
+key."""
 WITHOUT_GRADIENTS = ("", "zero")
-"""The values of cpu_empty_rows for which a row without a key adds nothing to the gradients of values."""
+"""The values of cpu_empty_rows for which a row without a key adds nothing to the gradients of
+values."""
 
 
 def without_key(total: Array) -> Array:
     """Where is softmax_sum that of a row without a key?
 
-    softmax_max does not tell: the scores of keys may be the lowest number of float32, too, as masks make them. The sum
-    of a row with keys is at most the number of keys.
+    softmax_max does not tell: the scores of keys may be the lowest number of float32, too, as masks
+    make them. The sum of a row with keys is at most the number of keys.
     """
     return np.asarray(total == LARGEST)
 
@@ -38,7 +41,9 @@ def without_key(total: Array) -> Array:
 def sizes_of(attrs: Mapping[str, Any], inputs: Mapping[str, Array]) -> Geometry:
     """The sizes of an attention with these attributes and inputs by name."""
     query, key, value = (TensorInfo("", inputs[name].shape) for name in ("query", "key", "value"))
-    return measure(str(attrs["input_layout"]), int(attrs["head_num"]), query, key, value, repeats=True)
+    return measure(
+        str(attrs["input_layout"]), int(attrs["head_num"]), query, key, value, repeats=True
+    )
 
 
 def tokens_first(array: Array, layout: str) -> Array:
@@ -47,7 +52,9 @@ def tokens_first(array: Array, layout: str) -> Array:
         return array
     if layout == "BSH":
         return np.ascontiguousarray(array.swapaxes(0, 1))
-    batch, tokens = (array.shape[0], array.shape[1]) if layout == "BSND" else (array.shape[0], array.shape[2])
+    batch, tokens = (
+        (array.shape[0], array.shape[1]) if layout == "BSND" else (array.shape[0], array.shape[2])
+    )
     moved = array.transpose(1, 0, 2, 3) if layout == "BSND" else array.transpose(2, 0, 1, 3)
     return np.ascontiguousarray(moved).reshape(tokens, batch, -1)
 
@@ -60,15 +67,18 @@ def from_tokens_first(array: Array, layout: str, heads: int) -> Array:
         return np.ascontiguousarray(array.swapaxes(0, 1))
     tokens, batch, width = array.shape
     split = array.reshape(tokens, batch, heads, width // heads)
-    return np.ascontiguousarray(split.transpose(1, 0, 2, 3) if layout == "BSND" else split.transpose(1, 2, 0, 3))
+    return np.ascontiguousarray(
+        split.transpose(1, 0, 2, 3) if layout == "BSND" else split.transpose(1, 2, 0, 3)
+    )
 
 
 @dataclass(frozen=True)
 class Call:
     """The attention of one rank: its attributes, and the tensors that do not travel.
 
-    `mask` and `bias` have the keys of the whole sequence as columns (or 1), and as rows those of the queries that they
-    are used with (or 1). `pre` and `after` are the diagonals of the band, counted in positions of the sequence.
+    `mask` and `bias` have the keys of the whole sequence as columns (or 1), and as rows those of
+    the queries that they are used with (or 1). `pre` and `after` are the diagonals of the band,
+    counted in positions of the sequence.
     """
 
     attrs: Mapping[str, Any]
@@ -80,7 +90,9 @@ class Call:
     bias: Array | None = None
     sink: Array | None = None
 
-    def keys_of(self, rows: Chunk, keys: Chunk, free: Sequence[str] = FREE_OF_OTHER_KEYS) -> Chunk | None:
+    def keys_of(
+        self, rows: Chunk, keys: Chunk, free: Sequence[str] = FREE_OF_OTHER_KEYS
+    ) -> Chunk | None:
         """The keys of a range that the results of the rows may depend on; None if there are none.
 
         Rows without a key depend on keys that the band excludes, unless `free` has cpu_empty_rows.
@@ -90,7 +102,8 @@ class Call:
         return keys_in_band(rows, keys, self.pre, self.after)
 
     def keys_with_gradients(self, rows: Chunk, keys: Chunk) -> Chunk | None:
-        """The keys of a range to whose gradients the rows may add anything; None if there are none."""
+        """The keys of a range to whose gradients the rows may add anything; None if there are
+        none."""
         return self.keys_of(rows, keys, WITHOUT_GRADIENTS)
 
     def of_heads(self, heads: slice, key_heads: slice) -> Call:
@@ -116,8 +129,9 @@ class Call:
     ) -> dict[str, Array]:
         """The outputs of the kernel for the rows and keys of these positions.
 
-        `query` is query and query_rope, `keys` is key, value and key_rope, all [S, B, heads * size] and of these rows
-        and columns. `first` is the place of the first row among the rows of mask and bias. `changes` are attributes.
+        `query` is query and query_rope, `keys` is key, value and key_rope, all [S, B, heads * size]
+        and of these rows and columns. `first` is the place of the first row among the rows of mask
+        and bias. `changes` are attributes.
         """
         mask, band = self._band(rows, columns, first)
         inputs = {
@@ -137,12 +151,14 @@ class Call:
     ) -> dict[str, Array]:
         """dq, dk and dv for the rows and keys of these positions.
 
-        `tensors` are query, key, value, dy and attention_in, all [S, B, heads * size], and the statistics
-        [B, N, S, 8], of these rows and columns. `first` is as in `run`.
+        `tensors` are query, key, value, dy and attention_in, all [S, B, heads * size], and the
+        statistics [B, N, S, 8], of these rows and columns. `first` is as in `run`.
         """
         mask, band = self._band(rows, columns, first)
         inputs = {**tensors, "pse_shift": _cut(self.bias, rows, columns, first), "atten_mask": mask}
-        return eager.run("FlashAttentionScoreGrad", inputs, {**self._attrs, **band}, ("dq", "dk", "dv"))
+        return eager.run(
+            "FlashAttentionScoreGrad", inputs, {**self._attrs, **band}, ("dq", "dk", "dv")
+        )
 
     @property
     def _attrs(self) -> dict[str, Any]:
@@ -155,7 +171,8 @@ class Call:
         after = self.after if self.after >= UNLIMITED else self.after + shift
         mask = _cut(self.mask, rows, columns, first)
         banded = pre < rows[1] - rows[0] - 1 or after < columns[1] - columns[0] - 1
-        if mask is None and (banded or self.attrs.get("cpu_masked_bias")):  # this attribute goes with a mask
+        # this attribute goes with a mask
+        if mask is None and (banded or self.attrs.get("cpu_masked_bias")):
             mask = np.zeros((1, 1), np.bool_)
         limits = (pre, after) if banded else (UNLIMITED, UNLIMITED)
         return mask, dict(zip(("pre_tockens", "next_tockens"), limits, strict=True))

@@ -1,15 +1,18 @@
 """How the ranks compute one CacheAttention together.
 
-Every rank has all queries, and attends with them to its own keys. It sends the result of each row to all other ranks,
-with the maximum and the sum of the row's softmax. Every rank then merges the results of all ranks, to the same numbers:
+Every rank has all queries, and attends with them to its own keys. It sends the result of each row
+to all other ranks, with the maximum and the sum of the row's softmax. Every rank then merges the
+results of all ranks, to the same numbers:
 
-    lse_r  = max_r - top + log(sum_r)           top is the largest max_r: the differences keep their digits
-    result = sum over r of result_r exp(lse_r) / sum over r of exp(lse_r)                       (AttentionUpdate)
+    lse_r  = max_r - top + log(sum_r)           top is the largest max_r: the differences keep their
+                                                digits
+    result = sum over r of result_r exp(lse_r) / sum over r of exp(lse_r)
+                                                (AttentionUpdate)
 
-A sink takes part as a result of zeros, whose lse is that of the sink. A part that excludes all keys of a row has no
-weight. A result or a statistic may be NaN or infinite, or a row may have no key at all and a result that is not 0. The
-ranks then gather the keys and values of this attention, and compute it as one process does. They decide alike, because
-all of them know all statistics.
+A sink takes part as a result of zeros, whose lse is that of the sink. A part that excludes all keys
+of a row has no weight. A result or a statistic may be NaN or infinite, or a row may have no key at
+all and a result that is not 0. The ranks then gather the keys and values of this attention, and
+compute it as one process does. They decide alike, because all of them know all statistics.
 """
 
 from __future__ import annotations
@@ -39,10 +42,11 @@ MOST_MERGED = 16
 
 @dataclass(frozen=True)
 class Partial:
-    """Results of rows whose softmax was over some of their keys: out [rows, Dv], top and total [rows] in float32.
+    """Results of rows whose softmax was over some of their keys: out [rows, Dv], top and total
+    [rows] in float32.
 
-    The rows are those of [B, N, S]. `top` is their maximum and `total` their sum; of a row without a key they are
-    -LARGEST and LARGEST.
+    The rows are those of [B, N, S]. `top` is their maximum and `total` their sum; of a row without
+    a key they are -LARGEST and LARGEST.
     """
 
     out: Array
@@ -52,7 +56,9 @@ class Partial:
     @property
     def message(self) -> Array:
         """The bytes of all three."""
-        return np.concatenate([as_bytes(np.ascontiguousarray(part)) for part in (self.top, self.total, self.out)])
+        return np.concatenate(
+            [as_bytes(np.ascontiguousarray(part)) for part in (self.top, self.total, self.out)]
+        )
 
     def read(self, message: Array) -> Partial:
         """The partial result of another rank, which has the same shapes."""
@@ -71,14 +77,17 @@ def cache_attention(
 ) -> Array:
     """attention_out, whole, in the layout of query.
 
-    `attrs` and `inputs` are those of the node, by name (op_registry/collectives.py); `parts` divides the keys. Raises
-    RankError, and KernelError if the kernel does not take the call.
+    `attrs` and `inputs` are those of the node, by name (op_registry/collectives.py); `parts`
+    divides the keys. Raises RankError, and KernelError if the kernel does not take the call.
     """
     call = _Call.of(attrs, inputs, parts.length)
     keys = {name: inputs[name] for name in KEYS if name in inputs}
     own = call.partial(keys, parts.positions(communicator.rank))
     message = own.message
-    every = [own.read(sent) for sent in communicator.gather_all(message, [message.shape] * communicator.size)]
+    every = [
+        own.read(sent)
+        for sent in communicator.gather_all(message, [message.shape] * communicator.size)
+    ]
     out = merged(every, call.sink_levels, call.empty_rows)
     if out is None:
         axis = SEQUENCE_AXIS[call.layout]
@@ -100,14 +109,22 @@ def merged(every: Sequence[Partial], sink: Array | None, empty_rows: str) -> Arr
         return None
     top = np.where(top == -np.inf, np.float32(0), top)
     with np.errstate(over="ignore"):  # the difference of the lowest and the largest number
-        lse = [level - top + np.log(partial.total) for level, partial in zip(levels, every, strict=True)]
+        lse = [
+            level - top + np.log(partial.total)
+            for level, partial in zip(levels, every, strict=True)
+        ]
         results = [partial.out for partial in every]
         if sink is not None:
             lse, results = [*lse, sink - top], [*results, np.zeros_like(results[0])]
     while len(results) > 1:
         groups = range(0, len(results), MOST_MERGED)
-        joined = [_updated(lse[at : at + MOST_MERGED], results[at : at + MOST_MERGED]) for at in groups]
-        results, lse = [update["output"] for update in joined], [update["lse_m"] for update in joined]
+        joined = [
+            _updated(lse[at : at + MOST_MERGED], results[at : at + MOST_MERGED]) for at in groups
+        ]
+        results, lse = (
+            [update["output"] for update in joined],
+            [update["lse_m"] for update in joined],
+        )
     return results[0]
 
 
@@ -118,7 +135,8 @@ def _updated(lse: Sequence[Array], results: Sequence[Array]) -> dict[str, Array]
 
 @dataclass(frozen=True)
 class _Call:
-    """The attention of one rank: all that does not depend on which keys it has. `length` is the number of all keys."""
+    """The attention of one rank: all that does not depend on which keys it has. `length` is the
+    number of all keys."""
 
     attrs: Mapping[str, Any]
     layout: str
@@ -177,7 +195,9 @@ class _Call:
     def partial(self, keys: Mapping[str, Array], positions: Array) -> Partial:
         """The results of all rows for keys of these positions, which increase."""
         attrs = {name: value for name, value in self.attrs.items() if name != "cpu_nan_rows"}
-        found = self._run({**attrs, "cpu_empty_rows": "zero"}, keys, positions, "cpu_mask_value" not in attrs)
+        found = self._run(
+            {**attrs, "cpu_empty_rows": "zero"}, keys, positions, "cpu_mask_value" not in attrs
+        )
         top, total = (found[name][..., 0].reshape(-1) for name in STATISTICS)
         return Partial(found["attention_out"].reshape(-1, self.value_width), top, total)
 
@@ -189,14 +209,20 @@ class _Call:
     def _run(
         self, attrs: Mapping[str, Any], keys: Mapping[str, Array], positions: Array, cut: bool
     ) -> dict[str, Array]:
-        """attention_out [B, N, S, Dv], softmax_max and softmax_sum [B, N, S, ..]. With `cut`, keys that the band
-        excludes for all rows of a call are left out."""
+        """attention_out [B, N, S, Dv], softmax_max and softmax_sum [B, N, S, ..]. With `cut`, keys
+        that the band excludes for all rows of a call are left out."""
         found = [self._run_block(attrs, keys, positions, block, cut) for block in self._blocks()]
-        return {name: np.concatenate([outputs[name] for outputs in found], axis=2) for name in FORWARD_OUTPUTS}
+        return {
+            name: np.concatenate([outputs[name] for outputs in found], axis=2)
+            for name in FORWARD_OUTPUTS
+        }
 
     def _blocks(self) -> list[slice]:
         """The rows of each call; one call without rows where there are none."""
-        return [slice(start, min(start + ROWS, self.rows)) for start in range(0, max(self.rows, 1), ROWS)]
+        return [
+            slice(start, min(start + ROWS, self.rows))
+            for start in range(0, max(self.rows, 1), ROWS)
+        ]
 
     def _nothing(self, block: slice) -> dict[str, Array]:
         """The results of rows without keys."""
@@ -208,19 +234,29 @@ class _Call:
         }
 
     def _run_block(
-        self, attrs: Mapping[str, Any], keys: Mapping[str, Array], positions: Array, block: slice, cut: bool
+        self,
+        attrs: Mapping[str, Any],
+        keys: Mapping[str, Array],
+        positions: Array,
+        block: slice,
+        cut: bool,
     ) -> dict[str, Array]:
         """`_run` for some of the rows."""
         if block.start == block.stop:
             return self._nothing(block)
         axis = SEQUENCE_AXIS[self.layout]
-        pre, after, from_end = (int(attrs[name]) for name in ("pre_tockens", "next_tockens", "sparse_mode"))
+        pre, after, from_end = (
+            int(attrs[name]) for name in ("pre_tockens", "next_tockens", "sparse_mode")
+        )
         rows = np.arange(block.start, block.stop) + (self.length - self.rows if from_end else 0)
         if cut:
             place = slice(*np.searchsorted(positions, (rows[0] - pre, rows[-1] + after + 1)))
             if place.stop - place.start < len(positions):
                 positions = positions[place]
-                keys = {name: each if name == "sink" else along(each, axis, place) for name, each in keys.items()}
+                keys = {
+                    name: each if name == "sink" else along(each, axis, place)
+                    for name, each in keys.items()
+                }
         if not len(positions):
             return self._nothing(block)
         mask = _columns(self.mask, block, positions)
@@ -235,7 +271,10 @@ class _Call:
         unlimited = {"sparse_mode": 0, "pre_tockens": UNLIMITED, "next_tockens": UNLIMITED}
         inputs = {**query, **keys, "atten_mask": mask, "real_shift": bias}
         found = eager.run("FlashAttentionScore", inputs, {**attrs, **unlimited}, FORWARD_OUTPUTS)
-        return {**found, "attention_out": _by_heads(found["attention_out"], self.layout, self.heads)}
+        return {
+            **found,
+            "attention_out": _by_heads(found["attention_out"], self.layout, self.heads),
+        }
 
 
 def along(array: Array, axis: int, place: slice) -> Array:
@@ -244,7 +283,8 @@ def along(array: Array, axis: int, place: slice) -> Array:
 
 
 def _columns(array: Array | None, rows: slice, positions: Array) -> Array | None:
-    """The part of a mask or bias for some rows and for the keys of these positions; a size of 1 stays."""
+    """The part of a mask or bias for some rows and for the keys of these positions; a size of 1
+    stays."""
     if array is None:
         return None
     array = array if array.shape[-2] == 1 else array[..., rows, :]
@@ -266,6 +306,8 @@ def _from_heads(array: Array, layout: str) -> Array:
     if layout == "BNSD":
         return array
     if layout == "SBH":
-        return np.ascontiguousarray(array.transpose(2, 0, 1, 3)).reshape(array.shape[2], array.shape[0], -1)
+        return np.ascontiguousarray(array.transpose(2, 0, 1, 3)).reshape(
+            array.shape[2], array.shape[0], -1
+        )
     moved = np.ascontiguousarray(array.transpose(0, 2, 1, 3))
     return moved if layout == "BSND" else moved.reshape(*moved.shape[:2], -1)

@@ -1,9 +1,11 @@
 """How ranks talk: one primitive, the exchange of arrays between pairs, and what is made of it.
 
-An implementation only has to start an exchange (`Communicator.start`). Ranks of one process (threads.py) and those of
-MPI (mpi.py) have it. All ranks run the same operations in the same order, so that the messages of a pair need no names.
+An implementation only has to start an exchange (`Communicator.start`). Ranks of one process
+(threads.py) and those of MPI (mpi.py) have it. All ranks run the same operations in the same order,
+so that the messages of a pair need no names.
 
-Every wait ends: with what was waited for, with the error of another rank, or after `timeout` seconds.
+Every wait ends: with what was waited for, with the error of another rank, or after `timeout`
+seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
 TIMEOUT = 600.0
-"""Seconds that a rank waits for another one, by default. A rank that computes for longer than this looks dead."""
+"""Seconds that a rank waits for another one, by default. A rank that computes for longer than this
+looks dead."""
 
 
 class RankError(InputError):
@@ -48,11 +51,15 @@ class Communicator(ABC):
 
     @abstractmethod
     def start(
-        self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Shape, np.dtype[Any]]]
+        self,
+        sends: Sequence[tuple[int, Array]],
+        receives: Sequence[tuple[int, Shape, np.dtype[Any]]],
     ) -> Pending:
-        """Start to send arrays to ranks, and to receive arrays of these shapes and types from ranks.
+        """Start to send arrays to ranks, and to receive arrays of these shapes and types from
+        ranks.
 
-        The arrays that are sent may not change before the exchange ends. A rank sends nothing to itself.
+        The arrays that are sent may not change before the exchange ends. A rank sends nothing to
+        itself.
         """
 
     @abstractmethod
@@ -60,12 +67,13 @@ class Communicator(ABC):
         """Tell all other ranks that this one failed, so that they stop waiting."""
 
     def exchange(self, parts: Sequence[Array], shapes: Sequence[Shape]) -> list[Array]:
-        """Send `parts[r]` to each rank r, and return what each rank sent here, of these shapes and the same type. The
-        own part is returned as it is. Raises RankError."""
+        """Send `parts[r]` to each rank r, and return what each rank sent here, of these shapes and
+        the same type. The own part is returned as it is. Raises RankError."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         dtype = parts[self.rank].dtype
         pending = self._started(
-            [(rank, parts[rank]) for rank in others], [(rank, shapes[rank], dtype) for rank in others]
+            [(rank, parts[rank]) for rank in others],
+            [(rank, shapes[rank], dtype) for rank in others],
         )
         received = dict(zip(others, pending.wait(), strict=True))
         return [parts[rank] if rank == self.rank else received[rank] for rank in range(self.size)]
@@ -84,22 +92,31 @@ class Communicator(ABC):
         return [*received[:root], part, *received[root:]]
 
     def pass_on(self, arrays: Sequence[Array], shapes: Sequence[Shape]) -> Pending:
-        """Start to send arrays to the next rank, and to receive as many of these shapes from the previous one."""
+        """Start to send arrays to the next rank, and to receive as many of these shapes from the
+        previous one."""
         following, previous = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        wanted = [(previous, shape, array.dtype) for array, shape in zip(arrays, shapes, strict=True)]
+        wanted = [
+            (previous, shape, array.dtype) for array, shape in zip(arrays, shapes, strict=True)
+        ]
         return self._started([(following, array) for array in arrays], wanted)
 
     def share(self, message: bytes) -> list[bytes]:
         """The short messages of all ranks. Raises RankError."""
         sizes = self.gather_all(np.array([len(message)], np.int64), [(1,)] * self.size)
-        parts = self.gather_all(np.frombuffer(message, np.uint8), [(int(size[0]),) for size in sizes])
+        parts = self.gather_all(
+            np.frombuffer(message, np.uint8), [(int(size[0]),) for size in sizes]
+        )
         return [part.tobytes() for part in parts]
 
     def _started(
-        self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Shape, np.dtype[Any]]]
+        self,
+        sends: Sequence[tuple[int, Array]],
+        receives: Sequence[tuple[int, Shape, np.dtype[Any]]],
     ) -> Pending:
         # ascontiguousarray makes a vector of a scalar
-        contiguous = [(rank, np.ascontiguousarray(array).reshape(array.shape)) for rank, array in sends]
+        contiguous = [
+            (rank, np.ascontiguousarray(array).reshape(array.shape)) for rank, array in sends
+        ]
         self.sent += sum(array.nbytes for _, array in contiguous)
         return self.start(contiguous, receives)
 
@@ -118,7 +135,9 @@ class Alone(Communicator):
         super().__init__(0, 1)
 
     def start(
-        self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Shape, np.dtype[Any]]]
+        self,
+        sends: Sequence[tuple[int, Array]],
+        receives: Sequence[tuple[int, Shape, np.dtype[Any]]],
     ) -> Pending:
         """Nothing is sent and nothing is received."""
         return _Nothing()

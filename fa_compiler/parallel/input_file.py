@@ -1,4 +1,5 @@
-"""Reads a rank's part of the inputs from an .npz file. The rest of a tensor passes by and is never held in memory."""
+"""Reads a rank's part of the inputs from an .npz file. The rest of a tensor passes by and is never
+held in memory."""
 
 from __future__ import annotations
 
@@ -60,24 +61,35 @@ def load_part(
     return arrays, found[0]
 
 
-def load_caches(path: Path, infos: Mapping[str, onnx.ValueInfoProto]) -> tuple[dict[str, Array], Array]:
-    """The arrays of these names and types, and `positions`, from a file that an earlier run wrote with other outputs.
+def load_caches(
+    path: Path, infos: Mapping[str, onnx.ValueInfoProto]
+) -> tuple[dict[str, Array], Array]:
+    """The arrays of these names and types, and `positions`, from a file that an earlier run wrote
+    with other outputs.
 
     Raises InputError.
     """
     with opened(path) as archive:
         missing = [name for name in (*infos, POSITIONS) if name not in archive.files]
         if missing:
-            raise InputError(f"{path} lacks '{missing[0]}'; give a file that `run --parts` wrote of caches")
+            raise InputError(
+                f"{path} lacks '{missing[0]}'; give a file that `run --parts` wrote of caches"
+            )
         arrays = {name: archive[name] for name in (*infos, POSITIONS)}
     positions = arrays.pop(POSITIONS)
-    return {name: typed(str(path), name, array, infos[name]) for name, array in arrays.items()}, positions
+    return {
+        name: typed(str(path), name, array, infos[name]) for name, array in arrays.items()
+    }, positions
 
 
 def _header(file: IO[bytes]) -> tuple[Shape, bool, np.dtype[Any]]:
     """The shape of an array in the form of NumPy, whether it is stored by columns, and its type."""
     version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    read = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
     shape, in_columns, dtype = read(file)
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
@@ -93,7 +105,9 @@ def _part(file: IO[bytes], axis: int, rank: int, parts: Parts) -> Array:
     for _ in range(math.prod(shape[:axis])):
         for start in range(0, shape[axis], step):
             stop = min(start + step, shape[axis])
-            piece = np.frombuffer(_exactly(file, (stop - start) * token), np.uint8).reshape(stop - start, token)
+            piece = np.frombuffer(_exactly(file, (stop - start) * token), np.uint8).reshape(
+                stop - start, token
+            )
             content += piece[own[slice(*np.searchsorted(own, (start, stop)))] - start].tobytes()
     return np.frombuffer(content, dtype).reshape(*shape[:axis], len(own), *shape[axis + 1 :])
 

@@ -50,7 +50,8 @@ def communicator(timeout: float = TIMEOUT) -> MpiCommunicator:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         reason = one_line(error)
-        if isinstance(error, RuntimeError):  # there is mpi4py, but no library of MPI: the error lists all places
+        # there is mpi4py, but no library of MPI: the error lists all places
+        if isinstance(error, RuntimeError):
             reason = str(error).partition("\n")[0]
         raise InputError(
             f"a model of several ranks needs MPI, and mpi4py cannot be used ({reason}); "
@@ -67,12 +68,15 @@ class MpiCommunicator(Communicator):
         self._comm = comm
 
     def start(
-        self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Shape, np.dtype[Any]]]
+        self,
+        sends: Sequence[tuple[int, Array]],
+        receives: Sequence[tuple[int, Shape, np.dtype[Any]]],
     ) -> Pending:
         """Start the messages. A thread completes them, while this one computes."""
         arrays = [np.empty(shape, dtype) for _, shape, dtype in receives]
         requests = [
-            self._comm.Irecv(as_bytes(array), source) for array, (source, _, _) in zip(arrays, receives, strict=True)
+            self._comm.Irecv(as_bytes(array), source)
+            for array, (source, _, _) in zip(arrays, receives, strict=True)
         ]
         requests += [self._comm.Isend(as_bytes(array), rank) for rank, array in sends]
         kept = [array for _, array in sends]

@@ -46,7 +46,8 @@ class Parts:
 
     @cached_property
     def owners(self) -> tuple[Array, Array]:
-        """The owner of every position of the sequence, and the place of the position among the owner's tokens."""
+        """The owner of every position of the sequence, and the place of the position among the
+        owner's tokens."""
         return owners([self.positions(rank) for rank in range(self.ranks)])
 
     def own(self, whole: Array, axis: int, rank: int) -> Array:
@@ -68,11 +69,15 @@ class Parts:
 
     def shapes(self, part: Array, axis: int) -> list[Shape]:
         """The shapes of all ranks' parts, by that of one rank."""
-        return [(*part.shape[:axis], self.count(rank), *part.shape[axis + 1 :]) for rank in range(self.ranks)]
+        return [
+            (*part.shape[:axis], self.count(rank), *part.shape[axis + 1 :])
+            for rank in range(self.ranks)
+        ]
 
 
 class CyclicParts(Parts):
-    """How the tokens of caches are divided: rank r of N has the positions r, r + N, and so on. There may be none."""
+    """How the tokens of caches are divided: rank r of N has the positions r, r + N, and so on.
+    There may be none."""
 
     def __post_init__(self) -> None:
         """Any length will do."""
@@ -114,8 +119,8 @@ def regrouped(
 ) -> tuple[list[Array], int]:
     """A rank's parts of tensors in the order of caches, and the number of tokens of all ranks.
 
-    `tensors` are parts, each with the axis of its tokens, which are this rank's `positions` in any order. Every token
-    goes straight to the rank that it belongs to.
+    `tensors` are parts, each with the axis of its tokens, which are this rank's `positions` in any
+    order. Every token goes straight to the rank that it belongs to.
 
     Raises:
         InputError: the positions of all ranks are not those of a sequence.
@@ -126,12 +131,18 @@ def regrouped(
     own = np.array([len(positions) if fits else -1], np.int64)
     counts = [int(count[0]) for count in communicator.gather_all(own, [(1,)] * size)]
     if -1 in counts:
-        raise InputError(f"the caches of rank {counts.index(-1)} have another number of tokens than its positions")
+        raise InputError(
+            f"the caches of rank {counts.index(-1)} have another number of tokens than its positions"
+        )
     every = communicator.gather_all(positions, [(count,) for count in counts])
     length = sum(counts)
     if not np.array_equal(np.sort(np.concatenate(every)), np.arange(length)):
-        raise InputError(f"the positions of the ranks' caches are not those of one sequence of {length} tokens")
-    if all(np.array_equal(each, np.arange(other, length, size)) for other, each in enumerate(every)):
+        raise InputError(
+            f"the positions of the ranks' caches are not those of one sequence of {length} tokens"
+        )
+    if all(
+        np.array_equal(each, np.arange(other, length, size)) for other, each in enumerate(every)
+    ):
         return [part for part, _ in tensors], length
     places = [np.flatnonzero(positions % size == other) for other in range(size)]
     mine = [each[each % size == rank] for each in every]
@@ -140,11 +151,15 @@ def regrouped(
     for part, axis in tensors:
         sends = [np.take(part, each, axis) for each in places]
         shapes = [(*part.shape[:axis], len(each), *part.shape[axis + 1 :]) for each in mine]
-        found.append(np.take(np.concatenate(communicator.exchange(sends, shapes), axis), order, axis))
+        found.append(
+            np.take(np.concatenate(communicator.exchange(sends, shapes), axis), order, axis)
+        )
     return found, length
 
 
-def selected(communicator: Communicator, parts: Parts, part: Array, indices: Array, axis: int) -> Array:
+def selected(
+    communicator: Communicator, parts: Parts, part: Array, indices: Array, axis: int
+) -> Array:
     """What Gather picks from the whole tensor: each rank sends the tokens that it has.
 
     Raises:
@@ -152,10 +167,15 @@ def selected(communicator: Communicator, parts: Parts, part: Array, indices: Arr
     """
     flat = indices.reshape(-1).astype(np.int64)
     if flat.size and not (-parts.length <= flat.min() and flat.max() < parts.length):
-        raise InputError(f"a token is picked that the sequence of {parts.length} tokens does not have")
+        raise InputError(
+            f"a token is picked that the sequence of {parts.length} tokens does not have"
+        )
     owner, place = (each[flat % parts.length] for each in parts.owners)
     mine = np.take(part, place[owner == communicator.rank], axis)
-    shapes = [(*part.shape[:axis], int((owner == rank).sum()), *part.shape[axis + 1 :]) for rank in range(parts.ranks)]
+    shapes = [
+        (*part.shape[:axis], int((owner == rank).sum()), *part.shape[axis + 1 :])
+        for rank in range(parts.ranks)
+    ]
     picked = np.empty((*part.shape[:axis], flat.size, *part.shape[axis + 1 :]), part.dtype)
     before = (slice(None),) * axis
     for rank, piece in enumerate(communicator.gather_all(mine, shapes)):
@@ -170,12 +190,16 @@ def reduced(communicator: Communicator, part: Array) -> Array:
         return np.asarray(reduce(np.add, every), part.dtype)
 
 
-def extremes(communicator: Communicator, parts: Parts, part: Array, axis: int, inner: bool, reduction: str) -> Array:
-    """A tensor whose maximum (`reduction` max) or minimum along an axis is that of the whole tensor.
+def extremes(
+    communicator: Communicator, parts: Parts, part: Array, axis: int, inner: bool, reduction: str
+) -> Array:
+    """A tensor whose maximum (`reduction` max) or minimum along an axis is that of the whole
+    tensor.
 
-    `part` has the rank's tokens along this axis, alone or with `inner` behind others, else in front of them. The result
-    has one number in place of the tokens: their maximum or minimum. Where an element of any rank is NaN, it is the
-    whole tensor instead: what a runtime makes of it then depends on where the NaN is.
+    `part` has the rank's tokens along this axis, alone or with `inner` behind others, else in front
+    of them. The result has one number in place of the tokens: their maximum or minimum. Where an
+    element of any rank is NaN, it is the whole tensor instead: what a runtime makes of it then
+    depends on where the NaN is.
     """
     function = {"max": np.maximum, "min": np.minimum}[reduction]
     count = parts.count(communicator.rank)
@@ -186,7 +210,9 @@ def extremes(communicator: Communicator, parts: Parts, part: Array, axis: int, i
     own = function.reduce(split, axis=tokens)
     largest = function.reduce(communicator.gather_all(own, [own.shape] * communicator.size))
     if largest.dtype.kind == "f" and np.isnan(largest).any():
-        return gathered(communicator, parts, split, tokens).reshape(*front, others * parts.length, *behind)
+        return gathered(communicator, parts, split, tokens).reshape(
+            *front, others * parts.length, *behind
+        )
     return np.asarray(largest, part.dtype)
 
 

@@ -1,4 +1,5 @@
-"""Runs a sharded model from a file of inputs to a file of outputs, as one of the ranks that mpirun started."""
+"""Runs a sharded model from a file of inputs to a file of outputs, as one of the ranks that mpirun
+started."""
 
 from __future__ import annotations
 
@@ -30,8 +31,9 @@ class AgreedError(InputError):
 
 @dataclass(frozen=True)
 class ShardedRun:
-    """The files and options of a run. `keep_parts` leaves the outputs in one file for each rank. `caches` are such
-    outputs of an earlier run, with which this one continues; the inputs then are those that are no caches."""
+    """The files and options of a run. `keep_parts` leaves the outputs in one file for each rank.
+    `caches` are such outputs of an earlier run, with which this one continues; the inputs then are
+    those that are no caches."""
 
     loaded: LoadedModel
     inputs: Path
@@ -51,9 +53,11 @@ def of_rank(path: Path, rank: int, ranks: int) -> Path:
 
 
 def run_sharded(task: ShardedRun, own: Communicator) -> dict[str, Array]:
-    """Run this rank, and write the outputs: rank 0 all of them, or each rank its parts. Returns what was written.
+    """Run this rank, and write the outputs: rank 0 all of them, or each rank its parts. Returns
+    what was written.
 
-    Every rank raises the same error if the model, the inputs or the place of the outputs is at fault for one of them:
+    Every rank raises the same error if the model, the inputs or the place of the outputs is at
+    fault for one of them:
     all agree before the run and when they have written.
 
     Raises:
@@ -61,13 +65,17 @@ def run_sharded(task: ShardedRun, own: Communicator) -> dict[str, Array]:
         InputError: ONNX Runtime fails in the run. The other ranks do not know it.
         RankError: another rank failed in the run, or does not answer.
     """
-    threads = task.threads or threads_of_rank(own)  # before a rank can fail: all ranks take part in it
+    # before a rank can fail: all ranks take part in it
+    threads = task.threads or threads_of_rank(own)
     ready = agreed(own, lambda: _opened(replace(task, threads=threads), own))
     session = ready.session
     feeds, parts = (ready.feeds, ready.parts) if ready.parts is not None else _continued(ready)
     results = session.run_part(feeds, parts)
     if task.keep_parts:
-        results = {**results, POSITIONS: session.parts_of_outputs(results, parts).positions(own.rank)}
+        results = {
+            **results,
+            POSITIONS: session.parts_of_outputs(results, parts).positions(own.rank),
+        }
     else:
         results = session.gather_parts(results, parts)
     agreed(own, lambda: save_outputs(task.place(own.rank, own.size), results) if results else None)
@@ -78,7 +86,8 @@ def agreed(communicator: Communicator, step: Callable[[], T]) -> T:
     """The result of a step that every rank takes, if it succeeds on all of them.
 
     Raises:
-        AgreedError: it failed on a rank. All ranks raise it, with the error of the first one that failed.
+        AgreedError: it failed on a rank. All ranks raise it, with the error of the first one that
+            failed.
         RankError: another rank does not answer.
     """
     result: T | None = None
@@ -87,18 +96,23 @@ def agreed(communicator: Communicator, step: Callable[[], T]) -> T:
         result = step()
     except (FaCompilerError, OSError) as error:
         text = one_line(error)
-    texts = [message.decode() for message in communicator.share(text.encode(errors="backslashreplace"))]
+    texts = [
+        message.decode() for message in communicator.share(text.encode(errors="backslashreplace"))
+    ]
     failed = [rank for rank, message in enumerate(texts) if message]
     if failed:
         everywhere = len(set(texts)) == 1
-        raise AgreedError(texts[failed[0]] if everywhere else f"rank {failed[0]}: {texts[failed[0]]}")
+        raise AgreedError(
+            texts[failed[0]] if everywhere else f"rank {failed[0]}: {texts[failed[0]]}"
+        )
     return result  # type: ignore[return-value]  # a step that returns None has this type
 
 
 @dataclass(frozen=True)
 class _Opened:
-    """A session with this rank's part of the inputs, and how the sequence is divided. Where `caches` are read from a
-    file, with the positions of their tokens, only the ranks together know it: `parts` is None."""
+    """A session with this rank's part of the inputs, and how the sequence is divided. Where
+    `caches` are read from a file, with the positions of their tokens, only the ranks together know
+    it: `parts` is None."""
 
     session: ShardedSession
     feeds: Mapping[str, Array]
@@ -114,7 +128,9 @@ def _opened(task: ShardedRun, communicator: Communicator) -> _Opened:
     session = ShardedSession(task.loaded.path, communicator, task.threads)
     if task.caches is None:
         _check_caches(task.inputs, session.record.caches)
-        feeds, parts = load_part(task.inputs, task.loaded.proto, session.record.inputs, rank, session.parts)
+        feeds, parts = load_part(
+            task.inputs, task.loaded.proto, session.record.inputs, rank, session.parts
+        )
         return _Opened(session, feeds, parts)
     if not session.record.caches:
         raise InputError(f"{task.loaded.name} has no caches: --caches does not go with it")
@@ -144,7 +160,8 @@ def _check_caches(inputs: Path, caches: Iterable[str]) -> None:
 
 
 def _continued(ready: _Opened) -> tuple[dict[str, Array], Parts]:
-    """This rank's part of all inputs, with the caches in the order of the model. Raises AgreedError, RankError."""
+    """This rank's part of all inputs, with the caches in the order of the model. Raises
+    AgreedError, RankError."""
     assert ready.caches is not None
     try:
         caches = ready.session.take_caches(*ready.caches)

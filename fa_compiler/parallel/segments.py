@@ -1,7 +1,9 @@
-"""A sharded model as a list of steps: segments that ONNX Runtime runs, and collectives between them.
+"""A sharded model as a list of steps: segments that ONNX Runtime runs, and collectives between
+them.
 
-A node belongs to the first segment behind all collectives that it depends on. So collectives that do not depend on each
-other follow the same segment, and there are about as many segments as attentions in a row.
+A node belongs to the first segment behind all collectives that it depends on. So collectives that
+do not depend on each other follow the same segment, and there are about as many segments as
+attentions in a row.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ _KNOWN = (
 
 @dataclass(frozen=True)
 class Record:
-    """What the metadata of a sharded model say (op_registry/collectives.py). `length` is that of the sequence, if the
-    model fixes it."""
+    """What the metadata of a sharded model say (op_registry/collectives.py). `length` is that of
+    the sequence, if the model fixes it."""
 
     ranks: int
     order: str
@@ -80,9 +82,12 @@ class Collective:
 
     @property
     def named_inputs(self) -> dict[str, str]:
-        """The inputs by their names in the prototype of the operator that all ranks compute together."""
+        """The inputs by their names in the prototype of the operator that all ranks compute
+        together."""
         spec = get(SPECS[self.op_type])
-        return {entry: name for entry, name in zip(spec.input_names, self.inputs, strict=False) if name}
+        return {
+            entry: name for entry, name in zip(spec.input_names, self.inputs, strict=False) if name
+        }
 
 
 Step = Segment | Collective
@@ -92,9 +97,10 @@ Step = Segment | Collective
 class Plan:
     """The steps of a sharded model in the order in which they run.
 
-    `constants` are the weights that collectives read and the defaults of inputs, by name. `part` names the outputs of
-    the SequencePart without an input, which are known before the first step ("" for one that nobody reads), and
-    `last_use` the last step that reads a value. The outputs of the model are read after all steps.
+    `constants` are the weights that collectives read and the defaults of inputs, by name. `part`
+    names the outputs of the SequencePart without an input, which are known before the first step
+    ("" for one that nobody reads), and `last_use` the last step that reads a value. The outputs of
+    the model are read after all steps.
     """
 
     constants: Mapping[str, onnx.TensorProto]
@@ -125,11 +131,13 @@ def record_of(proto: onnx.ModelProto, name: str) -> Record | None:
 
 
 def _is_possible(record: Record) -> bool:
-    """Whether a record says what it may say: ranks, an order, and whole numbers as axes and length. The caches have
-    axes, past among the inputs and present among the outputs."""
+    """Whether a record says what it may say: ranks, an order, and whole numbers as axes and length.
+    The caches have axes, past among the inputs and present among the outputs."""
     if record.ranks < 1 or record.order not in ((CYCLIC,) if record.caches else ORDERS):
         return False
-    stated = [axis for axis in (*record.inputs.values(), *record.outputs.values()) if axis is not None]
+    stated = [
+        axis for axis in (*record.inputs.values(), *record.outputs.values()) if axis is not None
+    ]
     pasts = [record.inputs.get(past) for past in record.caches]
     presents = [record.outputs.get(present) for present in record.caches.values()]
     lengths = [] if record.length is None else [record.length]
@@ -137,7 +145,9 @@ def _is_possible(record: Record) -> bool:
 
 
 def _damaged(name: str) -> InputError:
-    return InputError(f"{name} holds a damaged record of its ranks; make it again with fa-compiler shard")
+    return InputError(
+        f"{name} holds a damaged record of its ranks; make it again with fa-compiler shard"
+    )
 
 
 def plan_of(proto: onnx.ModelProto, name: str) -> Plan:
@@ -151,7 +161,9 @@ def plan_of(proto: onnx.ModelProto, name: str) -> Plan:
     maker = _SegmentMaker.of(proto)
     for depth in range(levels.count):
         if levels.segments[depth]:
-            others = (node for other, nodes in levels.segments.items() if other != depth for node in nodes)
+            others = (
+                node for other, nodes in levels.segments.items() if other != depth for node in nodes
+            )
             read_by_segments = {value for node in others for value in _read(node)}
             steps.append(maker.segment(levels.segments[depth], read_by_segments.union(levels.read)))
         steps.extend(levels.collectives[depth])
@@ -162,7 +174,8 @@ def plan_of(proto: onnx.ModelProto, name: str) -> Plan:
 
 @dataclass
 class _Levels:
-    """The nodes of a sharded model by the number of collectives before them, as many as lie on one path.
+    """The nodes of a sharded model by the number of collectives before them, as many as lie on one
+    path.
 
     `part` names the outputs of the SequencePart without an input.
     """
@@ -179,7 +192,9 @@ class _Levels:
     @property
     def read(self) -> list[str]:
         """The values that the collectives read, in the order of their levels."""
-        collectives = (step for depth in sorted(self.collectives) for step in self.collectives[depth])
+        collectives = (
+            step for depth in sorted(self.collectives) for step in self.collectives[depth]
+        )
         return [value for step in collectives for value in step.inputs if value]
 
 
@@ -201,7 +216,9 @@ def _levels(nodes: Iterable[onnx.NodeProto], name: str) -> _Levels:
 
 def _collective(node: onnx.NodeProto, name: str) -> Collective:
     attrs = {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}
-    attrs = {key: value.decode() if isinstance(value, bytes) else value for key, value in attrs.items()}
+    attrs = {
+        key: value.decode() if isinstance(value, bytes) else value for key, value in attrs.items()
+    }
     known = (
         node.op_type in _KNOWN
         or (node.op_type == ALL_REDUCE and "reduction" not in attrs)
@@ -209,7 +226,9 @@ def _collective(node: onnx.NodeProto, name: str) -> Collective:
         or (node.op_type == SEQUENCE_GRADIENT and attrs.get("method") in (GATHER, RING))
     )
     if not known:
-        raise InputError(f"{name}: node '{node.name}' ({node.op_type}) is not known to this version of fa_compiler")
+        raise InputError(
+            f"{name}: node '{node.name}' ({node.op_type}) is not known to this version of fa_compiler"
+        )
     return Collective(node.name, node.op_type, tuple(node.input), tuple(node.output), attrs)
 
 
@@ -248,7 +267,9 @@ class _SegmentMaker:
         weights = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in given}
         defaults = {tensor.name: tensor for tensor in graph.initializer if tensor.name in given}
         outer = {name for node in graph.node for name in node.output} | given
-        return _SegmentMaker(proto, weights, defaults, {info.name: info for info in infos}, frozenset(outer))
+        return _SegmentMaker(
+            proto, weights, defaults, {info.name: info for info in infos}, frozenset(outer)
+        )
 
     def segment(self, nodes: list[onnx.NodeProto], outside: set[str]) -> Segment:
         """The segment of these nodes. `outside` are the values that the rest of the graph reads."""
@@ -258,7 +279,9 @@ class _SegmentMaker:
         inputs = [name for name in read if name in self.outer]
         outputs = [name for name in made if name in ends]
         model = onnx.ModelProto(ir_version=self.proto.ir_version)
-        model.opset_import.extend(entry for entry in self.proto.opset_import if entry.domain != DOMAIN)
+        model.opset_import.extend(
+            entry for entry in self.proto.opset_import if entry.domain != DOMAIN
+        )
         model.functions.extend(self.proto.functions)
         graph = model.graph
         graph.name = "segment"
@@ -269,7 +292,8 @@ class _SegmentMaker:
         return Segment(model, tuple(inputs), tuple(outputs))
 
     def _info(self, name: str) -> onnx.ValueInfoProto:
-        """The value with its type and without sizes: those in the file may be of the whole sequence."""
+        """The value with its type and without sizes: those in the file may be of the whole
+        sequence."""
         info = onnx.ValueInfoProto(name=name)
         if name in self.types:
             info.type.tensor_type.elem_type = self.types[name].type.tensor_type.elem_type

@@ -18,7 +18,15 @@ from fa_compiler.parallel.cached import cache_attention
 from fa_compiler.parallel.communicator import Alone, Array, Communicator, Shape
 from fa_compiler.parallel.cores import threads_of_rank
 from fa_compiler.parallel.methods import sequence_attention, sequence_gradient
-from fa_compiler.parallel.parts import Parts, divided, extremes, gathered, reduced, regrouped, selected
+from fa_compiler.parallel.parts import (
+    Parts,
+    divided,
+    extremes,
+    gathered,
+    reduced,
+    regrouped,
+    selected,
+)
 from fa_compiler.parallel.segments import Collective, Record, Segment, plan_of, record_of
 from fa_compiler.parallel.states import sequence_states, sequence_tails
 from fa_compiler.running.runtime import Session
@@ -30,7 +38,8 @@ STATES = {collectives.SEQUENCE_STATES: sequence_states, collectives.SEQUENCE_TAI
 class Caches:
     """A rank's part of the caches of a model that decodes.
 
-    `length` is the number of tokens that all ranks hold together. `arrays` are the parts by the names of the inputs.
+    `length` is the number of tokens that all ranks hold together. `arrays` are the parts by the
+    names of the inputs.
     """
 
     length: int
@@ -42,25 +51,30 @@ class ShardedSession:
 
     Args:
         model: the path of the model.
-        communicator: this rank's end of the group: `fa_compiler.parallel.mpi.communicator()` for MPI. None is for a
-            model of one rank.
-        threads: the number of threads that run an operator; 0 for the rank's share of the cores (cores.py).
+        communicator: this rank's end of the group: `fa_compiler.parallel.mpi.communicator()` for
+            MPI. None is for a model of one rank.
+        threads: the number of threads that run an operator; 0 for the rank's share of the cores
+            (cores.py).
 
     All ranks make their sessions at the same time.
 
     Raises:
-        InputError: the file is no sharded model, it is made for another number of ranks, or ONNX Runtime cannot load
-            it.
+        InputError: the file is no sharded model, it is made for another number of ranks, or ONNX
+            Runtime cannot load it.
     """
 
     @suggests_keywords
     def __init__(
-        self, model: str | os.PathLike[str], communicator: Communicator | None = None, threads: int = 0
+        self,
+        model: str | os.PathLike[str],
+        communicator: Communicator | None = None,
+        threads: int = 0,
     ) -> None:
         self.communicator = Alone() if communicator is None else communicator
         self._threads = threads or threads_of_rank(self.communicator)
         path = Path(model)
-        record = record_of(read_proto(path), str(path))  # its errors name the file; it leaves large weights unread
+        # its errors name the file; it leaves large weights unread
+        record = record_of(read_proto(path), str(path))
         proto = onnx.load(path, load_external_data=False)
         if record is None:
             raise InputError(f"{path} is no sharded model; make one with fa-compiler shard")
@@ -81,19 +95,24 @@ class ShardedSession:
         domains = {opset.domain for opset in proto.opset_import}
         folder = path.absolute().parent
         constants = self._plan.constants.items()
-        self._constants = {name: onnx.numpy_helper.to_array(tensor, str(folder)) for name, tensor in constants}
+        self._constants = {
+            name: onnx.numpy_helper.to_array(tensor, str(folder)) for name, tensor in constants
+        }
         self._sessions: dict[int, Session] = {}
         for index, step in enumerate(self._plan.steps):
             if isinstance(step, Segment):
                 content = step.model.SerializeToString()
                 step.model.Clear()  # its weights are in the session now
-                self._sessions[index] = Session(content, self.name, domains, folder, self._threads, takes_turns=True)
+                self._sessions[index] = Session(
+                    content, self.name, domains, folder, self._threads, takes_turns=True
+                )
 
     def parts(self, shapes: Mapping[str, Shape]) -> Parts:
         """How the ranks divide the sequence of inputs of these shapes.
 
         Raises:
-            InputError: the inputs have sequences of several lengths, or one that is too short or not that of the model.
+            InputError: the inputs have sequences of several lengths, or one that is too short or
+                not that of the model.
         """
         missing = [name for name in self.record.inputs if name not in shapes]
         if missing:
@@ -106,7 +125,9 @@ class ShardedSession:
         lengths = {name: shapes[name][axis] for name, axis in axes.items()}
         if len(set(lengths.values())) != 1:
             told = ", ".join(f"'{name}' has {length}" for name, length in lengths.items())
-            raise InputError(f"{self.name}: the inputs need sequences of one length ({told or 'there is none'})")
+            raise InputError(
+                f"{self.name}: the inputs need sequences of one length ({told or 'there is none'})"
+            )
         length, fixed = next(iter(lengths.values())), self.record.length
         if fixed is not None and length != fixed:
             raise InputError(
@@ -116,7 +137,8 @@ class ShardedSession:
         return divided(self.record.order, self.record.ranks, length)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs of this rank: a part of the outputs that have an axis in `record.outputs`, and the others whole.
+        """The outputs of this rank: a part of the outputs that have an axis in `record.outputs`,
+        and the others whole.
 
         `inputs` are whole arrays by name, on every rank; a rank takes its part of them.
 
@@ -127,7 +149,9 @@ class ShardedSession:
         arrays = self._arrays(inputs)
         parts, rank = self.parts(shapes_of(arrays)), self.communicator.rank
         own = {
-            name: array if (axis := self.record.inputs.get(name)) is None else parts.own(array, axis, rank)
+            name: array
+            if (axis := self.record.inputs.get(name)) is None
+            else parts.own(array, axis, rank)
             for name, array in arrays.items()
         }
         return self.run_part(own, parts)
@@ -145,7 +169,8 @@ class ShardedSession:
         return self._run(inputs, parts)[0]
 
     def _run(self, inputs: Mapping[str, Array], parts: Parts) -> tuple[dict[str, Array], Parts]:
-        """`run_part`, and how the sequence of the outputs is divided: with caches, it has the new tokens, too."""
+        """`run_part`, and how the sequence of the outputs is divided: with caches, it has the new
+        tokens, too."""
         rank = self.communicator.rank
         values = {**self._constants, **inputs}
         known = (parts.positions(rank), np.array([parts.length]), np.array([parts.count(rank)]))
@@ -153,9 +178,14 @@ class ShardedSession:
         kept = set(self._outputs)
         for index, step in enumerate(self._plan.steps):
             if isinstance(step, Segment):
-                values.update(self._sessions[index].run({name: values[name] for name in step.inputs}))
+                values.update(
+                    self._sessions[index].run({name: values[name] for name in step.inputs})
+                )
             elif step.op_type == collectives.SEQUENCE_PART:
-                before, parts = parts, divided(parts.order, parts.ranks, int(values[step.inputs[0]][0]))
+                before, parts = (
+                    parts,
+                    divided(parts.order, parts.ranks, int(values[step.inputs[0]][0])),
+                )
                 own = parts.positions(rank)
                 appended = own[own >= before.length] - before.length
                 told = (own, np.array([parts.length]), np.array([len(own)]), appended)
@@ -168,7 +198,8 @@ class ShardedSession:
         return {name: values[name] for name in self._outputs}, parts
 
     def empty_caches(self, batch: int = 1) -> Caches:
-        """The caches before the first token. A size that the model leaves open is that of the batch.
+        """The caches before the first token. A size that the model leaves open is that of the
+        batch.
 
         Raises:
             InputError: the model leaves several sizes of a cache open.
@@ -176,8 +207,13 @@ class ShardedSession:
         arrays = {}
         for name, present in self.record.caches.items():
             axis, kind = self.record.inputs[name], self._declared[name].elem_type
-            pairs = zip(*(self._declared[cache].shape.dim for cache in (name, present)), strict=True)
-            sizes = [0 if dim == axis else size.dim_value or grown.dim_value for dim, (size, grown) in enumerate(pairs)]
+            pairs = zip(
+                *(self._declared[cache].shape.dim for cache in (name, present)), strict=True
+            )
+            sizes = [
+                0 if dim == axis else size.dim_value or grown.dim_value
+                for dim, (size, grown) in enumerate(pairs)
+            ]
             if sizes.count(0) > 2:
                 raise InputError(
                     f"{self.name} leaves the sizes of the cache '{name}' open; begin with caches as inputs"
@@ -193,9 +229,11 @@ class ShardedSession:
 
         Args:
             outputs: the part of each cache, by the name of the output of this model that has it.
-            positions: the positions of its tokens in the sequence. All ranks together have each position once.
+            positions: the positions of its tokens in the sequence. All ranks together have each
+                position once.
 
-        The ranks exchange the tokens that others hold in the order of caches; no rank has all of them.
+        The ranks exchange the tokens that others hold in the order of caches; no rank has all of
+        them.
 
         Raises:
             InputError: an output is missing, or the positions are not those of a sequence.
@@ -203,7 +241,9 @@ class ShardedSession:
         """
         missing = [present for present in self.record.caches.values() if present not in outputs]
         if missing:
-            raise InputError(f"{self.name} continues with the output '{missing[0]}', which is missing")
+            raise InputError(
+                f"{self.name} continues with the output '{missing[0]}', which is missing"
+            )
         axes = [self.record.outputs[present] or 0 for present in self.record.caches.values()]
         own = [outputs[present] for present in self.record.caches.values()]
         moved, length = regrouped(self.communicator, list(zip(own, axes, strict=True)), positions)
@@ -222,7 +262,9 @@ class ShardedSession:
         outputs, after = self._run(own, parts)
         grown = {name: outputs[present] for name, present in self.record.caches.items()}
         kept = set(self.record.caches.values())
-        return {name: array for name, array in outputs.items() if name not in kept}, Caches(after.length, grown)
+        return {name: array for name, array in outputs.items() if name not in kept}, Caches(
+            after.length, grown
+        )
 
     def parts_of_caches(self, caches: Caches) -> Parts:
         """How the tokens of caches are divided."""
@@ -238,7 +280,8 @@ class ShardedSession:
         return divided(parts.order, parts.ranks, sum(int(count[0]) for count in counts))
 
     def gather(self, outputs: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The whole outputs of `run(inputs)` on rank 0; an empty dictionary on the other ranks. Raises RankError."""
+        """The whole outputs of `run(inputs)` on rank 0; an empty dictionary on the other ranks.
+        Raises RankError."""
         return self.gather_parts(outputs, self.parts(shapes_of(self._arrays(inputs))))
 
     def gather_parts(self, outputs: Mapping[str, Array], parts: Parts) -> dict[str, Array]:
@@ -253,7 +296,9 @@ class ShardedSession:
                 whole[name] = parts.joined(pieces, axis)
         return whole if self.communicator.rank == 0 else {}
 
-    def _collective(self, step: Collective, parts: Parts, values: Mapping[str, Array]) -> list[Array]:
+    def _collective(
+        self, step: Collective, parts: Parts, values: Mapping[str, Array]
+    ) -> list[Array]:
         communicator = self.communicator
         if step.op_type in collectives.SPECS:
             inputs = {name: values[value] for name, value in step.named_inputs.items()}
@@ -272,7 +317,9 @@ class ShardedSession:
             return [selected(communicator, parts, own[0], own[1], step.attrs["axis"])]
         return [gathered(communicator, parts, own[0], step.attrs["axis"])]
 
-    def _attention(self, step: Collective, parts: Parts, inputs: Mapping[str, Array]) -> list[Array]:
+    def _attention(
+        self, step: Collective, parts: Parts, inputs: Mapping[str, Array]
+    ) -> list[Array]:
         if step.op_type == collectives.CACHE_ATTENTION:
             return [cache_attention(self.communicator, parts, step.attrs, inputs)]
         if step.op_type == collectives.SEQUENCE_GRADIENT:

@@ -51,7 +51,8 @@ _IN_TURN = "each rank has its part of the caches in turn: of N ranks, rank r has
 
 @dataclass(frozen=True, repr=False)
 class Sharded(Shown):
-    """The result of `shard`: the path of the model, what became of it, and how its attention was fused before."""
+    """The result of `shard`: the path of the model, what became of it, and how its attention was
+    fused before."""
 
     path: Path
     report: ShardReport
@@ -75,7 +76,10 @@ class Sharded(Shown):
         """Each attention with its method, and what a rank sends for it."""
         report = self.report
         sent = [(each.name, each.method, each.sent[each.method]) for each in report.choices]
-        sent += [(each.name, "hand on", each.sent(report.order, report.ranks, report.batch)) for each in report.handed]
+        sent += [
+            (each.name, "hand on", each.sent(report.order, report.ranks, report.batch))
+            for each in report.handed
+        ]
         rows = [[printable(name), method, f"{count / MIB:.2f}"] for name, method, count in sent]
         return [["attention", "method", f"MiB sent by a rank, at {report.length:,} tokens"], *rows]
 
@@ -85,14 +89,18 @@ class Sharded(Shown):
         report, lines = self.report, []
         for what, axes in (("input", report.inputs), ("output", report.outputs)):
             for name, axis in axes.items():
-                where = "whole on every rank" if axis is None else f"in parts along dimension {axis}"
+                where = (
+                    "whole on every rank" if axis is None else f"in parts along dimension {axis}"
+                )
                 lines.append(f"{what} {name}: {where}")
         if report.gathered:
             lines.append(f"all ranks get all tokens of {', '.join(report.gathered)}")
         lines.append(self._order)
         if report.caches:
             lines.append(_IN_TURN)
-        lines.append(f"wrote {self.path}; run it with: {run_by_ranks(str(self.path), str(report.ranks))}")
+        lines.append(
+            f"wrote {self.path}; run it with: {run_by_ranks(str(self.path), str(report.ranks))}"
+        )
         return [*map(printable, lines)]
 
 
@@ -109,7 +117,10 @@ def report_json(report: ShardReport) -> dict[str, Any]:
         "machine": asdict(report.machine),
         "attentions": [_attention_json(choice) for choice in report.choices],
         "linear_layers": [
-            {"node": each.name, "bytes_sent_by_a_rank": each.sent(report.order, report.ranks, report.batch)}
+            {
+                "node": each.name,
+                "bytes_sent_by_a_rank": each.sent(report.order, report.ranks, report.batch),
+            }
             for each in report.handed
         ],
     }
@@ -140,19 +151,23 @@ def shard(
 
     Args:
         model: as `optimize` takes it.
-        output: a new or empty folder, or one that an earlier call wrote. It gets model.onnx, its weights if they are
-            external, and report.json.
+        output: a new or empty folder, or one that an earlier call wrote. It gets model.onnx, its
+            weights if they are external, and report.json.
         sequence_parallel: the number of ranks.
-        assume: as `optimize` takes it. Without "shared-caches", "separate-caches" is added: the ranks run so.
+        assume: as `optimize` takes it. Without "shared-caches", "separate-caches" is added: the
+            ranks run so.
         progress: is called while the model is fused.
         **options: the fields of `ParallelOptions`.
 
     Raises:
-        InputError: the model, an option or the folder is at fault, or the model mixes the sequence in a way that no
-            rank can compute from its part; the text names the node. Nothing was written.
+        InputError: the model, an option or the folder is at fault, or the model mixes the sequence
+            in a way that no rank can compute from its part; the text names the node. Nothing was
+            written.
     """
     with names_of_python(ParallelOptions):
-        return write_sharded(model, path_of(output), parallel_options(sequence_parallel, **options), assume, progress)
+        return write_sharded(
+            model, path_of(output), parallel_options(sequence_parallel, **options), assume, progress
+        )
 
 
 def parallel_options(sequence_parallel: int, **options: Unpack[ShardKeywords]) -> ParallelOptions:
@@ -172,7 +187,9 @@ def write_sharded(
     loaded = load(model)
     refuse_sharded(loaded.proto, loaded.name)
     if metadata_of(loaded.proto, METADATA) is not None:
-        raise InputError(f"{loaded.name} has its caches in place; give the model from which it was made")
+        raise InputError(
+            f"{loaded.name} has its caches in place; give the model from which it was made"
+        )
     check_target(target)
     with without_collections():
         fused, fusion, _ = fuse_loaded(loaded, fusing, progress)
@@ -198,14 +215,18 @@ def _assumed(assume: Iterable[str]) -> tuple[str, ...]:
 def _checked(options: ParallelOptions) -> ParallelOptions:
     check_request(options.ranks, options.method, (*METHODS, MERGE))
     if options.length < 1 or options.batch < 1:
-        raise InputError(f"{options.length} tokens in a batch of {options.batch}: give numbers from 1 upwards")
+        raise InputError(
+            f"{options.length} tokens in a batch of {options.batch}: give numbers from 1 upwards"
+        )
     for name, number in asdict(options.machine).items():
         if not (0 < number < math.inf or (name == "latency" and number == 0)):
             raise InputError(f"{name} is {number:g}: give a number above 0")
     return options
 
 
-def check_request(ranks: int, method: str, methods: Sequence[str] = METHODS, least: int = 1) -> None:
+def check_request(
+    ranks: int, method: str, methods: Sequence[str] = METHODS, least: int = 1
+) -> None:
     """Raise InputError for a number of ranks or a method that there is not."""
     if not isinstance(ranks, Integral) or not least <= ranks <= MOST_RANKS:
         raise InputError(f"{ranks!r} ranks: give a number from {least} to {MOST_RANKS}")
@@ -214,8 +235,13 @@ def check_request(ranks: int, method: str, methods: Sequence[str] = METHODS, lea
 
 
 def told(loaded: LoadedModel, refusal: Refusal, fusion: Report) -> str:
-    """The sentence of a refusal; an operator of a fused file or an attention that was declined may be why."""
-    declined = [block for block in fusion.blocks if block.status == "declined" and block.kind != "convolution"]
+    """The sentence of a refusal; an operator of a fused file or an attention that was declined may
+    be why."""
+    declined = [
+        block
+        for block in fusion.blocks
+        if block.status == "declined" and block.kind != "convolution"
+    ]
     text = f"{loaded.name} cannot be divided along the sequence: {refusal.sentence}"
     if refusal.node is not None and refusal.node.domain == DOMAIN:
         text += "; give the model as it was before it was fused, because this command fuses it"

@@ -4,9 +4,10 @@
 
     behind = M front + U
 
-U is the state behind the tokens if the state in front is 0. M is a matrix of [Dk, Dk] with a correction: the state
-behind the tokens if the one in front is the identity and the values are 0. Without one it is the decay of all tokens, a
-factor for each head or each of its lines. The columns of a state do not depend on each other, so one run gives both:
+U is the state behind the tokens if the state in front is 0. M is a matrix of [Dk, Dk] with a
+correction: the state behind the tokens if the one in front is the identity and the values are 0.
+Without one it is the decay of all tokens, a factor for each head or each of its lines. The columns
+of a state do not depend on each other, so one run gives both:
 zeros stand behind the values, and the identity beside the zeros of the state.
 
     chunk        0          1                2                3
@@ -15,15 +16,17 @@ zeros stand behind the values, and the identity beside the zeros of the state.
     states       S0         S1 = M0 S0 + U0  S2 = M1 S1 + U1  ...         each rank computes all of them
     results      O0         O1               O2               O3          each rank computes its own, from S0 to S3
 
-Of N ranks, one sends (N - 1) c B H (Dk Dv + m) numbers of float32, where it has c chunks (1 or 2). With a correction m
-is Dk Dk, and else it is the number of the decays of a head. This does not grow with the sequence. A rank computes its
-tokens twice, with a correction the first time on states that are wider by Dk.
+Of N ranks, one sends (N - 1) c B H (Dk Dv + m) numbers of float32, where it has c chunks (1 or 2).
+With a correction m is Dk Dk, and else it is the number of the decays of a head. This does not grow
+with the sequence. A rank computes its tokens twice, with a correction the first time on states that
+are wider by Dk.
 
-A state or a factor that is not finite, or an infinite product, says more than sums of parts do: 0 times infinity. All
-ranks then gather the tokens and compute them as one process does. They decide alike, because all know the same numbers.
+A state or a factor that is not finite, or an infinite product, says more than sums of parts do: 0
+times infinity. All ranks then gather the tokens and compute them as one process does. They decide
+alike, because all know the same numbers.
 
-**Tails.** A result of a convolution of width K needs the K - 1 tokens in front of it. Each rank sends the last ones of
-its chunks to all others: (N - 1) c B C (K - 1) numbers.
+**Tails.** A result of a convolution of width K needs the K - 1 tokens in front of it. Each rank
+sends the last ones of its chunks to all others: (N - 1) c B C (K - 1) numbers.
 """
 
 from __future__ import annotations
@@ -55,14 +58,15 @@ def sequence_states(
 ) -> list[Array]:
     """The wanted outputs: those of the rank's own tokens, and the state behind the last one.
 
-    `attrs` and `inputs` are those of the node, by name. Raises RankError, and KernelError if the kernel does not take
-    the call.
+    `attrs` and `inputs` are those of the node, by name. Raises RankError, and KernelError if the
+    kernel does not take the call.
     """
     past = inputs.get("past_state")
     tokens = {name: array for name, array in inputs.items() if name != "past_state"}
     chunks = own_chunks(parts, communicator.rank)
     pieces = [
-        {name: cut(array, TOKENS, place.start, place.stop) for name, array in tokens.items()} for _, place in chunks
+        {name: cut(array, TOKENS, place.start, place.stop) for name, array in tokens.items()}
+        for _, place in chunks
     ]
     with np.errstate(all="ignore"):  # NaN and infinities
         made = [_from_zero(attrs, piece) for piece in pieces]
@@ -74,7 +78,9 @@ def sequence_states(
         return _whole_states(communicator, parts, attrs, tokens, past, wanted)
     numbers = {chunk: number for number, chunk in enumerate(_sorted(parts))}
     results = [
-        eager.run(LINEAR, {**piece, "past_state": states[numbers[chunk]]}, attrs, STATE_OUTPUTS[:1])["output"]
+        eager.run(
+            LINEAR, {**piece, "past_state": states[numbers[chunk]]}, attrs, STATE_OUTPUTS[:1]
+        )["output"]
         for (chunk, _), piece in zip(chunks, pieces, strict=True)
     ]
     state = states[-1].astype(inputs["query"].dtype if past is None else past.dtype)
@@ -88,7 +94,8 @@ def sequence_tails(
     inputs: Mapping[str, Array],
     wanted: Sequence[str] = STATE_OUTPUTS,
 ) -> list[Array]:
-    """The wanted outputs of a convolution: those of the rank's own tokens, and the last tokens of the sequence.
+    """The wanted outputs of a convolution: those of the rank's own tokens, and the last tokens of
+    the sequence.
 
     Raises as `sequence_states` does.
     """
@@ -99,7 +106,9 @@ def sequence_tails(
         past = np.zeros((own.shape[0], weight.shape[0], kept), own.dtype)
     chunks = own_chunks(parts, communicator.rank)
     pieces = [cut(own, axis, place.start, place.stop) for _, place in chunks]
-    tails = [np.moveaxis(piece, axis, 2)[..., max(0, piece.shape[axis] - kept) :] for piece in pieces]
+    tails = [
+        np.moveaxis(piece, axis, 2)[..., max(0, piece.shape[axis] - kept) :] for piece in pieces
+    ]
     every = _by_chunk(communicator, parts, tails, lambda chunk: min(kept, chunk[1] - chunk[0]))
     before, seen = {}, [past]
     for chunk, tail in zip(_sorted(parts), every, strict=True):
@@ -107,9 +116,12 @@ def sequence_tails(
         seen = [before[chunk], tail]
     others = {name: inputs[name] for name in ("weight", "bias") if name in inputs}
     results = [
-        eager.run(CONVOLUTION, {**others, "input": piece, "past_state": before[chunk]}, attrs, STATE_OUTPUTS[:1])[
-            "output"
-        ]
+        eager.run(
+            CONVOLUTION,
+            {**others, "input": piece, "past_state": before[chunk]},
+            attrs,
+            STATE_OUTPUTS[:1],
+        )["output"]
         for (chunk, _), piece in zip(chunks, pieces, strict=True)
     ]
     return [np.concatenate(results, axis), _last(seen, kept)][: len(wanted)]
@@ -122,7 +134,8 @@ def _last(pieces: Sequence[Array], kept: int) -> Array:
 
 
 def _from_zero(attrs: Mapping[str, Any], tokens: Mapping[str, Array]) -> tuple[Array, Array]:
-    """U and M of a chunk, float32: [B, Hv, Dk, Dv], and [B, Hv, Dk, Dk] or factors [B, Hv, 1 or Dk, 1]."""
+    """U and M of a chunk, float32: [B, Hv, Dk, Dv], and [B, Hv, Dk, Dk] or factors [B, Hv, 1 or Dk,
+    1]."""
     heads = int(attrs["kv_num_heads"])
     size, value = tokens["query"].shape[2] // int(attrs["q_num_heads"]), tokens["value"]
     batch, count, width = value.shape[0], value.shape[1], value.shape[2] // heads
@@ -139,7 +152,9 @@ def _from_zero(attrs: Mapping[str, Any], tokens: Mapping[str, Array]) -> tuple[A
 
 def _behind(attrs: Mapping[str, Any], tokens: Mapping[str, Array], front: Array) -> Array:
     """The state behind tokens, [B, Hv, Dk, width]."""
-    behind: Array = eager.run(LINEAR, {**tokens, "past_state": front}, attrs, STATE_OUTPUTS[1:])["present_state"]
+    behind: Array = eager.run(LINEAR, {**tokens, "past_state": front}, attrs, STATE_OUTPUTS[1:])[
+        "present_state"
+    ]
     return behind
 
 
@@ -151,8 +166,11 @@ def _decay(decay: Array | None, batch: int, heads: int) -> Array:
     return np.asarray(np.exp(total), np.float32).reshape(batch, heads, -1, 1)
 
 
-def _states(first: Array, added: Sequence[Array], factors: Sequence[Array], corrected: bool) -> list[Array] | None:
-    """The states in front of all chunks, and behind the last one; None where a number is not finite."""
+def _states(
+    first: Array, added: Sequence[Array], factors: Sequence[Array], corrected: bool
+) -> list[Array] | None:
+    """The states in front of all chunks, and behind the last one; None where a number is not
+    finite."""
     states = [first]
     for part, factor in zip(added, factors, strict=True):
         front = states[-1].astype(np.float64)
@@ -185,13 +203,19 @@ def _sorted(parts: Parts) -> list[Chunk]:
 
 
 def _by_chunk(
-    communicator: Communicator, parts: Parts, own: Sequence[Array], count: Callable[[Chunk], int] | None = None
+    communicator: Communicator,
+    parts: Parts,
+    own: Sequence[Array],
+    count: Callable[[Chunk], int] | None = None,
 ) -> list[Array]:
-    """What all ranks have for their chunks, in the order of the sequence. The arrays of all chunks have one shape; with
-    `count` their last dimension is that of the chunk."""
+    """What all ranks have for their chunks, in the order of the sequence. The arrays of all chunks
+    have one shape; with `count` their last dimension is that of the chunk."""
     shape = own[0].shape
     chunks = [parts.chunks(rank) for rank in range(parts.ranks)]
-    sizes = [[shape if count is None else (*shape[:-1], count(chunk)) for chunk in of_rank] for of_rank in chunks]
+    sizes = [
+        [shape if count is None else (*shape[:-1], count(chunk)) for chunk in of_rank]
+        for of_rank in chunks
+    ]
     message = np.concatenate([array.reshape(-1) for array in own])
     lengths = [sum(math.prod(size) for size in of_rank) for of_rank in sizes]
     every = communicator.gather_all(message, [(length,) for length in lengths])

@@ -1,4 +1,5 @@
-"""Ranks that are threads of this process. They need no MPI: for tests, and to try a sharded model."""
+"""Ranks that are threads of this process. They need no MPI: for tests, and to try a sharded
+model."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fa_compiler.errors import one_line
-from fa_compiler.parallel.communicator import TIMEOUT, Array, Communicator, Pending, RankError, Shape
+from fa_compiler.parallel.communicator import (
+    TIMEOUT,
+    Array,
+    Communicator,
+    Pending,
+    RankError,
+    Shape,
+)
 
 T = TypeVar("T")
 
@@ -33,9 +41,12 @@ class ThreadCommunicator(Communicator):
         self._board = board
 
     def start(
-        self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Shape, np.dtype[Any]]]
+        self,
+        sends: Sequence[tuple[int, Array]],
+        receives: Sequence[tuple[int, Shape, np.dtype[Any]]],
     ) -> Pending:
-        """Put copies of the arrays on the board. What is received is looked for when it is waited for."""
+        """Put copies of the arrays on the board. What is received is looked for when it is waited
+        for."""
         with self._board.condition:
             for rank, array in sends:
                 self._board.messages[self.rank, rank].append(array.copy())
@@ -51,7 +62,10 @@ class ThreadCommunicator(Communicator):
 
 class _Received(Pending):
     def __init__(
-        self, owner: ThreadCommunicator, board: _Board, receives: Sequence[tuple[int, Shape, np.dtype[Any]]]
+        self,
+        owner: ThreadCommunicator,
+        board: _Board,
+        receives: Sequence[tuple[int, Shape, np.dtype[Any]]],
     ) -> None:
         self._owner, self._board, self._receives = owner, board, receives
 
@@ -71,7 +85,9 @@ class _Received(Pending):
                 raise self._owner.too_late()
             array = board.messages[key].popleft()
         if array.shape != shape or array.dtype != dtype:
-            raise RankError(f"rank {source} sent {array.dtype} {array.shape}, expected {dtype} {shape}")
+            raise RankError(
+                f"rank {source} sent {array.dtype} {array.shape}, expected {dtype} {shape}"
+            )
         return array
 
 

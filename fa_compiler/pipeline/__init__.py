@@ -1,1 +1,2 @@
-"""load -> fuse -> check -> write: `optimize`, `inspect`, and the steps that sessions, passes and commands share."""
+"""load -> fuse -> check -> write: `optimize`, `inspect`, and the steps that sessions, passes and
+commands share."""

@@ -1,7 +1,8 @@
-"""load -> fuse -> check -> write: the pipeline of the command line, of `optimize` and of `InferenceSession`.
+"""load -> fuse -> check -> write: the pipeline of the command line, of `optimize` and of
+`InferenceSession`.
 
-`run` is the part in the middle, fuse and check. The command line has the same steps (command_line/models.py), with
---verify before the files get their names.
+`run` is the part in the middle, fuse and check. The command line has the same steps
+(command_line/models.py), with --verify before the files get their names.
 """
 
 from __future__ import annotations
@@ -36,12 +37,20 @@ from fa_compiler.protos.metadata import ASSUMED
 _LOGGER = logging.getLogger("fa_compiler")
 
 
-EXPORTERS_NAMES = ("main_graph", "main", "graph", "torch_jit", "torch-jit-export", "tf2onnx", "OnnxGraph")
+EXPORTERS_NAMES = (
+    "main_graph",
+    "main",
+    "graph",
+    "torch_jit",
+    "torch-jit-export",
+    "tf2onnx",
+    "OnnxGraph",
+)
 """What exporters and converters call every graph."""
 
 Form = Literal["graph", "file", "file with bodies"]
-"""The operators of fused nodes (lowering/onnx_file): those of the registry, those of files for ONNX Runtime, or the
-same with functions."""
+"""The operators of fused nodes (lowering/onnx_file): those of the registry, those of files for ONNX
+Runtime, or the same with functions."""
 
 
 _ANY_RUNTIME = (
@@ -68,8 +77,8 @@ def run(
     """Fuse and check a loaded model.
 
     Returns:
-        A new proto, or None if there is nothing to change, and the report. The `location` of an external tensor of the
-        proto is an absolute path.
+        A new proto, or None if there is nothing to change, and the report. The `location` of an
+        external tensor of the proto is an absolute path.
 
     Raises:
         InputError: the model, or the target for it, is at fault.
@@ -86,7 +95,8 @@ def run(
         if options.is_standard and needs_library(loaded.proto):
             report.notes.append(_OF_THE_LIBRARY.format(target=options.target))
     if sys.platform == "win32" and loaded.files:
-        # Until the model, a circle of objects, is collected, weights are mapped, and nobody may replace their files.
+        # Until the model, a circle of objects, is collected, weights are mapped, and nobody may
+        # replace their files.
         del model, info
         gc.collect()
     report.seconds = time.perf_counter() - start
@@ -97,7 +107,8 @@ def run(
 def fuse_loaded(
     loaded: LoadedModel, options: Options, progress: Progress | None = None
 ) -> tuple[ir.Model, Report, ShapeInfo | None]:
-    """Fuse a loaded model, and check the fused nodes: the model, the report, and what is known of the model.
+    """Fuse a loaded model, and check the fused nodes: the model, the report, and what is known of
+    the model.
 
     Raises:
         InputError: the model, or the target for it, is at fault.
@@ -136,26 +147,36 @@ def fuse_checked(
 
 
 def name_of(model: ir.Model) -> str:
-    """What a model in memory, of which no file is known, is called: by its graph, unless its exporter calls every graph
-    so."""
+    """What a model in memory, of which no file is known, is called: by its graph, unless its
+    exporter calls every graph so."""
     name = model.graph.name
     return name if name and name not in EXPORTERS_NAMES else "model"
 
 
 def log_report(report: Report) -> None:
-    """Tell the logger `fa_compiler` what became of the model (INFO) and of each of its blocks (DEBUG)."""
+    """Tell the logger `fa_compiler` what became of the model (INFO) and of each of its blocks
+    (DEBUG)."""
     fused, total = report.fused_attentions, report.attentions - report.ready_attentions
     ready = f", {report.ready_attentions} already fused" if report.ready_attentions else ""
-    _LOGGER.info("%s: %d of %d attentions fused in %.2f s%s", report.model, fused, total, report.seconds, ready)
+    _LOGGER.info(
+        "%s: %d of %d attentions fused in %.2f s%s",
+        report.model,
+        fused,
+        total,
+        report.seconds,
+        ready,
+    )
     for block in report.blocks:
         what = block.op if block.status == "fused" else block.reason
-        _LOGGER.debug("%s: block %d at %s: %s: %s", report.model, block.id, block.anchor, block.status, what)
+        _LOGGER.debug(
+            "%s: block %d at %s: %s: %s", report.model, block.id, block.anchor, block.status, what
+        )
 
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Switch garbage collection off. The objects of the passes live until the passes end: a collection would find
-    nothing, and all collections together would take a quarter of the time."""
+    """Switch garbage collection off. The objects of the passes live until the passes end: a
+    collection would find nothing, and all collections together would take a quarter of the time."""
     if not gc.isenabled():
         yield
         return
@@ -177,7 +198,8 @@ def copy_of(loaded: LoadedModel) -> onnx.ModelProto:
 def _result(
     loaded: LoadedModel, model: ir.Model, report: Report, form: Form, info: ShapeInfo | None
 ) -> onnx.ModelProto | None:
-    """The checked result; None if nothing was fused, no cache became a buffer, and no FlexAttention was expanded."""
+    """The checked result; None if nothing was fused, no cache became a buffer, and no FlexAttention
+    was expanded."""
     if not report.is_changed and not may_hold_flex(loaded.proto):
         return None
     functions: list[onnx.FunctionProto] = []
@@ -201,8 +223,10 @@ def _result(
 def proto_of(loaded: LoadedModel, model: ir.Model) -> onnx.ModelProto:
     """The model as a proto.
 
-    Protobuf reads a text that is not UTF-8, but does not write it. Such a text may be in a field that no check reads:
-    the producer's name, or a domain that no node uses. Joined weights are read when they are written, where they can.
+    Protobuf reads a text that is not UTF-8, but does not write it. Such a text may be in a field
+    that no check reads:
+    the producer's name, or a domain that no node uses. Joined weights are read when they are
+    written, where they can.
     """
     if loaded.weights is not None:
         loaded.weights.keep_joined(model)
@@ -212,7 +236,9 @@ def proto_of(loaded: LoadedModel, model: ir.Model) -> onnx.ModelProto:
         cause = origin(error)
         if not isinstance(cause, UnicodeDecodeError):
             raise
-        raise InputError(f"{loaded.name} holds the text {cause.object!r}, which is not UTF-8") from error
+        raise InputError(
+            f"{loaded.name} holds the text {cause.object!r}, which is not UTF-8"
+        ) from error
 
 
 def _checked(loaded: LoadedModel, proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -226,13 +252,19 @@ def _checked(loaded: LoadedModel, proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
-def invalid_result(loaded: LoadedModel, result: onnx.ModelProto, problem: str) -> InputError | InternalError:
-    """The error for an invalid result: of the model, if it is at fault itself, otherwise of the compiler."""
+def invalid_result(
+    loaded: LoadedModel, result: onnx.ModelProto, problem: str
+) -> InputError | InternalError:
+    """The error for an invalid result: of the model, if it is at fault itself, otherwise of the
+    compiler."""
     if checker.fault(result, full=True, declared=False) is None:
-        # The checker knows the type and sizes of an output in the result. In the original it could not infer them.
-        return InputError(f"{loaded.name} declares other types or sizes than its nodes compute: {problem}")
-    # In a model with an operator that onnx does not know, the checker accepts a node that cannot take its inputs. The
-    # result may no longer hold that operator, so only its check fails.
+        # The checker knows the type and sizes of an output in the result. In the original it could
+        # not infer them.
+        return InputError(
+            f"{loaded.name} declares other types or sizes than its nodes compute: {problem}"
+        )
+    # In a model with an operator that onnx does not know, the checker accepts a node that cannot
+    # take its inputs. The result may no longer hold that operator, so only its check fails.
     if (cause := checker.contradiction(loaded.proto)) is not None:
         return InputError(f"{loaded.name}: {cause}")
     # The checker does not look into the definition of an operator.

@@ -31,7 +31,8 @@ PROVIDERS = {"ort-cuda": "CUDAExecutionProvider", "ort-dml": "DmlExecutionProvid
 SOC_VERSION = "Ascend910B2"
 """The product for ATC if the user named none."""
 OF_ATC = ("cann", "assume", "only", "join_weights")
-"""The options of the fusion that `atc` has, too. It fuses again, so that it has to be told what was left."""
+"""The options of the fusion that `atc` has, too. It fuses again, so that it has to be told what was
+left."""
 COPIED = (
     "The model has caches, and each step copies all of them.\n"
     "With --in-place-caches they are buffers, which no step copies (`fa-compiler docs decoding`)."
@@ -43,7 +44,8 @@ TAKEN = (
 )
 """What is said of a decoder with states whose size only the outputs of another model tell."""
 OWN_SESSION = "Python, in a session of your own"
-"""The name of the lines for a program that makes a session of ONNX Runtime and holds the caches itself."""
+"""The name of the lines for a program that makes a session of ONNX Runtime and holds the caches
+itself."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class Way:
 
 @dataclass(frozen=True)
 class HowToRun:
-    """What a file needs, as a sentence, and the ways to run it. The first way is the one for most users."""
+    """What a file needs, as a sentence, and the ways to run it. The first way is the one for most
+    users."""
 
     needs: str
     ways: tuple[Way, ...]
@@ -68,7 +71,9 @@ class HowToRun:
     @property
     def told(self) -> list[str]:
         """Each way with its lines below its name."""
-        lines = ([f"  {way.name}:", *(f"    {line}".rstrip() for line in way.lines)] for way in self.ways)
+        lines = (
+            [f"  {way.name}:", *(f"    {line}".rstrip() for line in way.lines)] for way in self.ways
+        )
         return [*chain.from_iterable(lines)]
 
 
@@ -83,13 +88,16 @@ def how_to_run(
     Args:
         path: the file that `optimize` wrote.
         options: the options that it was written with, by default those of `optimize`.
-        proto: the model in the file: its inputs, its caches in place, and whether its fused nodes have bodies.
+        proto: the model in the file: its inputs, its caches in place, and whether its fused nodes
+            have bodies.
         given: the model that was fused.
     """
     place, options = os.fspath(path), options or Options()
     if proto is not None and (ranks := _ranks_of(proto)) is not None:
         return _sharded(place, ranks)
-    if options.target == "ort" or (options.is_standard and proto is not None and needs_library(proto)):
+    if options.target == "ort" or (
+        options.is_standard and proto is not None and needs_library(proto)
+    ):
         if proto is not None and metadata_of(proto, METADATA) is not None:
             return _in_place(place, proto)
         return _with_library(place, options, proto, given)
@@ -99,14 +107,20 @@ def how_to_run(
 
 
 def how_to_run_result(
-    path: str | os.PathLike[str], report: Report, options: Options, proto: onnx.ModelProto, given: onnx.ModelProto
+    path: str | os.PathLike[str],
+    report: Report,
+    options: Options,
+    proto: onnx.ModelProto,
+    given: onnx.ModelProto,
 ) -> HowToRun | None:
-    """How the file of a run is run; None if it holds no fused operator and so is run as before. `given` is the model
-    that was fused, and `proto` the one in the file."""
+    """How the file of a run is run; None if it holds no fused operator and so is run as before.
+    `given` is the model that was fused, and `proto` the one in the file."""
     if not (report.has_fused or report.count("already_fused")):
         return None
     traced, has_buffers = _has_one_token(report), metadata_of(proto, METADATA) is not None
-    if options.target == "ort" and (has_buffers or any(SHARED_CACHES in block.assumed for block in report.blocks)):
+    if options.target == "ort" and (
+        has_buffers or any(SHARED_CACHES in block.assumed for block in report.blocks)
+    ):
         return _in_place(os.fspath(path), proto, traced)
     how = how_to_run(path, options, proto, given)
     if report.possible_buffers:
@@ -116,9 +130,14 @@ def how_to_run_result(
 
 
 def _has_one_token(report: Report) -> bool:
-    """Whether a Reshape fixes the rows of each attention: such a file was traced with one token, and takes one in a
-    step, even if it declares an open number. With more than one row these are the query heads of one key head."""
-    rows = [block.scores[0] for block in report.blocks if block.kind == "forward" and block.scores is not None]
+    """Whether a Reshape fixes the rows of each attention: such a file was traced with one token,
+    and takes one in a step, even if it declares an open number. With more than one row these are
+    the query heads of one key head."""
+    rows = [
+        block.scores[0]
+        for block in report.blocks
+        if block.kind == "forward" and block.scores is not None
+    ]
     return bool(rows) and all(rows)
 
 
@@ -134,7 +153,11 @@ def _without_the_library(proto: onnx.ModelProto | None, given: onnx.ModelProto |
     if proto is None:
         return "the file runs about as fast as the model did"
     bodies = {(each.domain, each.name) for each in proto.functions}
-    operators = {(node.domain, node.op_type) for node in all_nodes(proto.graph.node) if node.domain in DOMAINS}
+    operators = {
+        (node.domain, node.op_type)
+        for node in all_nodes(proto.graph.node)
+        if node.domain in DOMAINS
+    }
     if not operators <= bodies:
         return "ONNX Runtime does not load the file"
     if any(domain == DOMAIN for domain, _ in operators):
@@ -150,7 +173,11 @@ def _for_other_sessions(proto: onnx.ModelProto | None, options: Options) -> str:
     nodes = [] if proto is None else [*all_nodes(proto.graph.node)]
     if any(node.domain in DOMAINS and "Grad" in node.op_type for node in nodes):
         return "No other target has an operator for the gradient: sessions that cannot load it run the original model."
-    words = f"--target {options.target}" if options.is_standard else "--target contrib --runtime ort-cpu"
+    words = (
+        f"--target {options.target}"
+        if options.is_standard
+        else "--target contrib --runtime ort-cpu"
+    )
     if any(node.domain == DOMAIN for node in nodes):
         return (
             "Sessions that cannot load it run the original model, or what is made of it with\n"
@@ -169,7 +196,9 @@ def _with_library(
             Way("Python", _registered(path)),
             Way(
                 "Python, if other code makes the sessions: it may load this file or the original",
-                shell.with_variable("FA_COMPILER_PROVIDER", "1", "python script.py    # ONNX Runtime 1.23 or newer"),
+                shell.with_variable(
+                    "FA_COMPILER_PROVIDER", "1", "python script.py    # ONNX Runtime 1.23 or newer"
+                ),
             ),
             Way(
                 "C++",
@@ -193,32 +222,48 @@ def _in_place(path: str, proto: onnx.ModelProto, has_one_token: bool = False) ->
     )
 
 
-def _step_by_step(how: HowToRun, path: str, proto: onnx.ModelProto, has_one_token: bool, told: str = "") -> HowToRun:
-    """How a decoder is run whose caches are no buffers: they grow, or are states. `told` is what to say of them."""
+def _step_by_step(
+    how: HowToRun, path: str, proto: onnx.ModelProto, has_one_token: bool, told: str = ""
+) -> HowToRun:
+    """How a decoder is run whose caches are no buffers: they grow, or are states. `told` is what to
+    say of them."""
     own, *others = how.ways
     steps = Way("Python, with a session that holds the caches", _steps(path, proto, has_one_token))
     needs = f"{how.needs}\n{told}" if told else how.needs
     return HowToRun(needs, (steps, Way(OWN_SESSION, own.lines), *others))
 
 
-def _steps(path: str, proto: onnx.ModelProto, has_one_token: bool, room: str = "") -> tuple[str, ...]:
+def _steps(
+    path: str, proto: onnx.ModelProto, has_one_token: bool, room: str = ""
+) -> tuple[str, ...]:
     """The lines of a DecodingSession."""
-    tokens = [info.type.tensor_type.shape.dim for info in graph_inputs(proto) if info.name == "input_ids"]
+    tokens = [
+        info.type.tensor_type.shape.dim for info in graph_inputs(proto) if info.name == "input_ids"
+    ]
     is_one = has_one_token or takes_one_token(proto)
     step = '{"input_ids": [[1, 2, 3]]})    # then one token at a time'
-    if not tokens or any("encoder" in info.name or "cross" in info.name for info in graph_inputs(proto)):
+    if not tokens or any(
+        "encoder" in info.name or "cross" in info.name for info in graph_inputs(proto)
+    ):
         step = "inputs)    # session.inputs names what a step takes, such as the new tokens"
     elif is_one or any(len(dims) > 1 and dims[1].dim_value == 1 for dims in tokens):
         step = '{"input_ids": [[1]]})    # one token a step; take_caches takes those of a prompt'
     session = f"session = fa_compiler.DecodingSession({_quoted(path)}{room})"
     if open_states(proto):
         step = step.partition("    #")[0] if tokens else step
-        return ("import fa_compiler", *TAKEN, session, "session.take_caches(outputs)", f"outputs = session.step({step}")
+        return (
+            "import fa_compiler",
+            *TAKEN,
+            session,
+            "session.take_caches(outputs)",
+            f"outputs = session.step({step}",
+        )
     return ("import fa_compiler", session, f"outputs = session.step({step}")
 
 
 def _ranks_of(proto: onnx.ModelProto) -> str | None:
-    """The number of ranks of a sharded model, or N if its metadata are damaged; None for any other model."""
+    """The number of ranks of a sharded model, or N if its metadata are damaged; None for any other
+    model."""
     text = metadata_of(proto, collectives.METADATA_KEY)
     if text is None:
         return None
@@ -229,7 +274,18 @@ def _ranks_of(proto: onnx.ModelProto) -> str | None:
 
 def run_by_ranks(path: str, ranks: str) -> str:
     """The command that runs a sharded model on so many ranks."""
-    words = ["mpirun", "-n", ranks, "fa-compiler", "run", path, "--inputs", "X.npz", "--outputs", "Y.npz"]
+    words = [
+        "mpirun",
+        "-n",
+        ranks,
+        "fa-compiler",
+        "run",
+        path,
+        "--inputs",
+        "X.npz",
+        "--outputs",
+        "Y.npz",
+    ]
     return shell.command(words)
 
 
@@ -255,7 +311,10 @@ def _with_atc(path: str, options: Options, proto: onnx.ModelProto | None) -> How
     for name in OF_ATC:
         option = options_of(Options)[name]
         if (value := getattr(options, option.field)) and value != option.default:
-            words += [option.flag, ",".join(sorted(value)) if isinstance(value, frozenset) else str(value)]
+            words += [
+                option.flag,
+                ",".join(sorted(value)) if isinstance(value, frozenset) else str(value),
+            ]
     command = shell.command(words)
     needs = "The operators of this file are those of Ascend. The first command writes the folder that ATC compiles."
     if sizes := "" if proto is None else _open_sizes(proto):
@@ -265,13 +324,17 @@ def _with_atc(path: str, options: Options, proto: onnx.ModelProto | None) -> How
 
 
 def _on_this_machine(path: str, proto: onnx.ModelProto | None) -> Way:
-    """How a file with Ascend's operators is run here: by the kernels or, where one is missing, by the reference."""
+    """How a file with Ascend's operators is run here: by the kernels or, where one is missing, by
+    the reference."""
     missing = () if proto is None else without_kernel(proto)
     if not missing:
         return Way("on this machine's CPU, in Python", _registered(path))
     return Way(
         f"on this machine, slowly and in float64, because there is no CPU kernel of {' and '.join(missing)}",
-        ("import fa_compiler.reference", f"session = fa_compiler.reference.evaluator({_quoted(path)})"),
+        (
+            "import fa_compiler.reference",
+            f"session = fa_compiler.reference.evaluator({_quoted(path)})",
+        ),
     )
 
 
@@ -286,12 +349,16 @@ def _soc_version(options: Options) -> str:
 
 
 def _open_sizes(proto: onnx.ModelProto) -> str:
-    """The inputs with sizes that are open, in the notation of --input-shape; empty if all sizes are fixed."""
+    """The inputs with sizes that are open, in the notation of --input-shape; empty if all sizes are
+    fixed."""
     inputs = {}
     for value in graph_inputs(proto):
         dims = value.type.tensor_type.shape.dim
         if not all(dim.HasField("dim_value") for dim in dims):
-            sizes = (str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "SIZE" for dim in dims)
+            sizes = (
+                str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "SIZE"
+                for dim in dims
+            )
             inputs[value.name] = ",".join(sizes)
     return ";".join(f"{name}:{sizes}" for name, sizes in inputs.items())
 
@@ -299,11 +366,16 @@ def _open_sizes(proto: onnx.ModelProto) -> str:
 def _without_library(path: str, runtime: str | None) -> HowToRun:
     needs = "The operators of this file are those of ONNX or ONNX Runtime. It needs no library."
     if runtime == "openvino":
-        lines = ("import openvino", f'model = openvino.Core().compile_model({_quoted(path)}, "CPU")')
+        lines = (
+            "import openvino",
+            f'model = openvino.Core().compile_model({_quoted(path)}, "CPU")',
+        )
         return HowToRun(needs, (Way("Python", lines),))
     if runtime == "ort-webgpu":
         create = f'await ort.InferenceSession.create({_quoted(path)}, {{executionProviders: ["webgpu"]}});'
-        return HowToRun(needs, (Way("JavaScript, with onnxruntime-web", (f"const session = {create}",)),))
+        return HowToRun(
+            needs, (Way("JavaScript, with onnxruntime-web", (f"const session = {create}",)),)
+        )
     if runtime is not None and not runtime.startswith("ort-"):
         return HowToRun(f"{needs} {runtime} loads it as any other ONNX file.", ())
     provider = PROVIDERS.get(runtime or "")

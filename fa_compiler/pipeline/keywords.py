@@ -1,7 +1,7 @@
 """Functions whose keywords are the options of a record: their signature and docstring say so.
 
-The parameter `**options: Unpack[...]` tells type checkers of the keywords. Python, help() and the site of the docs take
-names, defaults and texts from the record (fa_compiler.passes.answer.option).
+The parameter `**options: Unpack[...]` tells type checkers of the keywords. Python, help() and the
+site of the docs take names, defaults and texts from the record (fa_compiler.passes.answer.option).
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ C = TypeVar("C", bound=type)
 
 
 def takes(keywords: type, *records: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function with the parameter `**options: Unpack[keywords]` have the options in its signature and docstring.
+    """Let a function with the parameter `**options: Unpack[keywords]` have the options in its
+    signature and docstring.
 
-    It refuses other keywords by itself, with the error of Python and the name that is meant, and values of other types.
-    The line of its docstring that begins with "**options:" becomes one line for each option.
+    It refuses other keywords by itself, with the error of Python and the name that is meant, and
+    values of other types. The line of its docstring that begins with "**options:" becomes one line
+    for each option.
 
     Args:
         keywords: a TypedDict with the options that the function takes.
@@ -54,7 +56,9 @@ def takes(keywords: type, *records: type) -> Callable[[Callable[P, R]], Callable
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
         options = options_in(keywords, *records)
         signature = _signature(function, keywords, options)
-        of_command_line = {each.flag.removeprefix("--").replace("-", "_"): each.name for each in options}
+        of_command_line = {
+            each.flag.removeprefix("--").replace("-", "_"): each.name for each in options
+        }
 
         @wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -80,7 +84,8 @@ def tells_of(keywords: type, *records: type) -> Callable[[C], C]:
 
 
 def check_types(keywords: type, given: Mapping[str, object]) -> None:
-    """Raise TypeError for a value that has another type than a TypedDict of keywords gives to its keyword."""
+    """Raise TypeError for a value that has another type than a TypedDict of keywords gives to its
+    keyword."""
     types = get_type_hints(keywords)
     for name, value in given.items():
         wanted = _types(types.get(name, object))
@@ -106,14 +111,17 @@ def _is_of(value: object, wanted: type) -> bool:
 
 @contextmanager
 def names_of_python(*records: type) -> Iterator[None]:
-    """Let errors speak of the keywords of a function, where their text has the flags of the command line: `opset` in
-    the place of --opset, and target="onnx" in the place of --target onnx. A command in backticks keeps its flags."""
+    """Let errors speak of the keywords of a function, where their text has the flags of the command
+    line: `opset` in the place of --opset, and target="onnx" in the place of --target onnx. A
+    command in backticks keeps its flags."""
     try:
         yield
     except InputError as error:
         options = list(options_of(*records).values())
         parts = _COMMAND.split(str(error))
-        told = (part if _COMMAND.fullmatch(part) else _with_keywords(part, options) for part in parts)
+        told = (
+            part if _COMMAND.fullmatch(part) else _with_keywords(part, options) for part in parts
+        )
         raise InputError("".join(told)) from None
 
 
@@ -135,16 +143,27 @@ def _with_keywords(text: str, options: Sequence[Option]) -> str:
 
 def options_in(keywords: type, *records: type) -> list[Option]:
     """The options that a TypedDict names, in the order of the records."""
-    return [option for name, option in options_of(*records).items() if name in keywords.__annotations__]
+    return [
+        option for name, option in options_of(*records).items() if name in keywords.__annotations__
+    ]
 
 
-def _signature(function: Callable[..., Any], keywords: type, options: Sequence[Option]) -> inspect.Signature:
+def _signature(
+    function: Callable[..., Any], keywords: type, options: Sequence[Option]
+) -> inspect.Signature:
     """The signature of a function with the options in the place of **options."""
     signature, types = inspect.signature(function), get_type_hints(keywords)
-    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    own = [
+        each
+        for each in signature.parameters.values()
+        if each.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
     more = [
         inspect.Parameter(
-            option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=types[option.name]
+            option.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=option.default,
+            annotation=types[option.name],
         )
         for option in options
     ]
@@ -155,7 +174,12 @@ def _with_options(doc: str | None, options: Sequence[Option]) -> str | None:
     """A docstring with the options; Python has no docstring if it runs with -OO."""
     if doc is None:
         return None
-    return re.sub(r"^( *)\*\*options: .*\n", lambda found: "".join(_lines(found[1], options)), doc, flags=re.MULTILINE)
+    return re.sub(
+        r"^( *)\*\*options: .*\n",
+        lambda found: "".join(_lines(found[1], options)),
+        doc,
+        flags=re.MULTILINE,
+    )
 
 
 def _lines(indent: str, options: Sequence[Option]) -> Iterator[str]:

@@ -29,13 +29,14 @@ from fa_compiler.pipeline.options import FileKeywords, FileOptions, python_optio
 
 @dataclass(frozen=True, repr=False)
 class Result(Shown):
-    """The result of `optimize`: the report and the fused model, and where a file was written, its place and how it is
-    run. `print` and notebooks show the report and how the file is run.
+    """The result of `optimize`: the report and the fused model, and where a file was written, its
+    place and how it is run. `print` and notebooks show the report and how the file is run.
 
-    `model` is an `onnx_ir.Model` if the input was one, otherwise an `onnx.ModelProto`. External data stay external:
-    their locations are relative to the output's folder or, without an output, to the input's folder. If an output was
-    written, the weights inside the input's file are read on the first access to `model`. Until then the input's file
-    may be removed or replaced, but not modified.
+    `model` is an `onnx_ir.Model` if the input was one, otherwise an `onnx.ModelProto`. External
+    data stay external:
+    their locations are relative to the output's folder or, without an output, to the input's
+    folder. If an output was written, the weights inside the input's file are read on the first
+    access to `model`. Until then the input's file may be removed or replaced, but not modified.
     """
 
     report: Report
@@ -75,7 +76,10 @@ class Result(Shown):
 
 
 def _finished(
-    report: Report, model: onnx.ModelProto | ir.Model, output: Path | None, how_to_run: HowToRun | None
+    report: Report,
+    model: onnx.ModelProto | ir.Model,
+    output: Path | None,
+    how_to_run: HowToRun | None,
 ) -> Result:
     return Result(report, lambda: model, output, how_to_run)
 
@@ -90,11 +94,11 @@ def optimize(
     """Fuse the attention of a model, and write it to `output` if given.
 
     Args:
-        model: a path, the bytes of a file, an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of
-            torch.onnx.export; it is not changed.
+        model: a path, the bytes of a file, an `onnx.ModelProto`, an `onnx_ir.Model` or an
+            `ONNXProgram` of torch.onnx.export; it is not changed.
         output: the file to write; it may not be the input.
-        target: "ort" for ONNX Runtime with our kernels, "ascend", "onnx" for ONNX's Attention, or "contrib" for
-            MultiHeadAttention and GroupQueryAttention of ONNX Runtime.
+        target: "ort" for ONNX Runtime with our kernels, "ascend", "onnx" for ONNX's Attention, or
+            "contrib" for MultiHeadAttention and GroupQueryAttention of ONNX Runtime.
         **options: the fields of `FileOptions`.
 
     Raises:
@@ -103,7 +107,9 @@ def optimize(
     """
     chosen = python_options(target, **options)
     if output in get_args(Target):
-        raise InputError(f"the second argument is the file to write; the target is given as target={output!r}")
+        raise InputError(
+            f"the second argument is the file to write; the target is given as target={output!r}"
+        )
     loaded = load(model)
     place = None if output is None else file_place(output)
     if place is not None:
@@ -127,8 +133,11 @@ def optimize(
 
 
 @takes(FusionKeywords, Options)
-def inspect(model: ModelLike, target: Target = Options.target, **options: Unpack[FusionKeywords]) -> Report:
-    """Tell what `optimize` would fuse with the same arguments, and why not the rest. Nothing is written.
+def inspect(
+    model: ModelLike, target: Target = Options.target, **options: Unpack[FusionKeywords]
+) -> Report:
+    """Tell what `optimize` would fuse with the same arguments, and why not the rest. Nothing is
+    written.
 
     Raises:
         InputError: the model or an option is at fault.

@@ -53,7 +53,9 @@ class FileOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.weights not in (known := get_args(Weights)):
-            raise ValueError(f"unknown value {self.weights!r} for the weights: use {' or '.join(map(repr, known))}")
+            raise ValueError(
+                f"unknown value {self.weights!r} for the weights: use {' or '.join(map(repr, known))}"
+            )
         if not self.bodies and self.target != "ort":
             raise ValueError("--no-bodies needs --target ort, the default")
 
@@ -86,7 +88,8 @@ def make_options(target: str = Options.target, **given: Unpack[FileKeywords]) ->
 
 
 def python_options(target: str = Options.target, **given: Unpack[FileKeywords]) -> FileOptions:
-    """`make_options` for the values that a caller of a Python function gives: errors name the keywords.
+    """`make_options` for the values that a caller of a Python function gives: errors name the
+    keywords.
 
     Raises:
         InputError: an option has an unknown value, or cannot be used with the target.

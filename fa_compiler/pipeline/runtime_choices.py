@@ -1,4 +1,5 @@
-"""`inspect --runtime all`: which runtimes could take each attention of a model, and by which operator."""
+"""`inspect --runtime all`: which runtimes could take each attention of a model, and by which
+operator."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from fa_compiler.pipeline.options import make_options
 
 @dataclass(frozen=True)
 class Choice:
-    """What one block becomes for one runtime: by the target that fuses it, else why the targets decline it."""
+    """What one block becomes for one runtime: by the target that fuses it, else why the targets
+    decline it."""
 
     runtime: str
     target: str
@@ -40,7 +42,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Choices:
-    """The choices of a model: for each block of the report for ONNX Runtime one for each runtime."""
+    """The choices of a model: for each block of the report for ONNX Runtime one for each
+    runtime."""
 
     model: str
     rows: tuple[tuple[Block, tuple[Choice, ...]], ...]
@@ -68,7 +71,8 @@ class Choices:
         }
 
     def table(self) -> list[tuple[str, str, str, str]]:
-        """The rows of the table: runtime, blocks, target and operator, or why the targets decline the blocks."""
+        """The rows of the table: runtime, blocks, target and operator, or why the targets decline
+        the blocks."""
         blocks: dict[tuple[str, str, str], list[int]] = {}
         for block, choices in self.rows:
             for choice in choices:
@@ -76,7 +80,9 @@ class Choices:
                 row = choice.runtime, choice.taken_target or "-", what or ""
                 blocks.setdefault(row, []).append(block.id)
         order = list(RUNTIMES)
-        rows = [(runtime, ranges(ids), target, what) for (runtime, target, what), ids in blocks.items()]
+        rows = [
+            (runtime, ranges(ids), target, what) for (runtime, target, what), ids in blocks.items()
+        ]
         return sorted(rows, key=lambda row: order.index(row[0]))
 
 
@@ -90,7 +96,11 @@ def runtime_choices(loaded: LoadedModel, assume: Iterable[str] = ()) -> Choices:
 
     def blocks_for(target: str, runtime: str | None = None) -> list[Block]:
         _, report = run(loaded, make_options(target, assume=words, runtime=runtime))
-        return [block for block in report.blocks if block.kind == "forward" and block.status != "not_attention"]
+        return [
+            block
+            for block in report.blocks
+            if block.kind == "forward" and block.status != "not_attention"
+        ]
 
     shown = blocks_for("ort")
     columns = {
@@ -101,7 +111,9 @@ def runtime_choices(loaded: LoadedModel, assume: Iterable[str] = ()) -> Choices:
         }
         for name in RUNTIMES
     }
-    rows = ((block, tuple(_choice(*column, block) for column in columns.items())) for block in shown)
+    rows = (
+        (block, tuple(_choice(*column, block) for column in columns.items())) for block in shown
+    )
     return Choices(loaded.name, tuple(rows))
 
 
@@ -109,8 +121,13 @@ def _choice(runtime: str, column: Mapping[str, Mapping[str, Block]], block: Bloc
     """The choice for a block, from the blocks of the targets that the runtime has operators of."""
     if not column:
         reason = f"{runtime} has no kernel of {', '.join(DOMAINS)}"
-        return Choice(runtime, "-", replace(block, status="declined", code=Code.RUNTIME, reason=reason))
-    found = [Choice(runtime, target, blocks.get(block.anchor, block)) for target, blocks in column.items()]
+        return Choice(
+            runtime, "-", replace(block, status="declined", code=Code.RUNTIME, reason=reason)
+        )
+    found = [
+        Choice(runtime, target, blocks.get(block.anchor, block))
+        for target, blocks in column.items()
+    ]
     if (taken := next((each for each in found if each.is_taken), None)) is not None:
         return taken
     reasons = dict.fromkeys(each.block.reason for each in found if each.block.reason)

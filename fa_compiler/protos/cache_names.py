@@ -1,4 +1,5 @@
-"""The caches of a decoder as their names tell of them: an input of a step, and the output that continues it."""
+"""The caches of a decoder as their names tell of them: an input of a step, and the output that
+continues it."""
 
 from __future__ import annotations
 
@@ -22,11 +23,15 @@ CACHE_WORDS = ("past", "cache")
 CACHE_AXES = 3
 """The fewest axes of a cache: the batch, its rows and their numbers."""
 STATE_AXES = 2
-"""The axes behind the batch of the columns that a causal convolution keeps: channels and columns."""
+"""The axes behind the batch of the columns that a causal convolution keeps: channels and
+columns."""
 
 
-def named_pairs(model: onnx.ModelProto) -> Iterator[tuple[onnx.ValueInfoProto, onnx.ValueInfoProto]]:
-    """The inputs that are named as caches, each with the output of the same type that continues it."""
+def named_pairs(
+    model: onnx.ModelProto,
+) -> Iterator[tuple[onnx.ValueInfoProto, onnx.ValueInfoProto]]:
+    """The inputs that are named as caches, each with the output of the same type that continues
+    it."""
     outputs = {info.name: info for info in model.graph.output}
     for info in graph_inputs(model):
         type_ = info.type.tensor_type
@@ -34,7 +39,11 @@ def named_pairs(model: onnx.ModelProto) -> Iterator[tuple[onnx.ValueInfoProto, o
             continue
         for words in NAMES:
             other = outputs.get(info.name.replace(*words, 1))
-            if other is not None and other.name != info.name and other.type.tensor_type.elem_type == type_.elem_type:
+            if (
+                other is not None
+                and other.name != info.name
+                and other.type.tensor_type.elem_type == type_.elem_type
+            ):
                 yield info, other
                 break
 
@@ -58,22 +67,31 @@ def is_state(past: onnx.ValueInfoProto, present: onnx.ValueInfoProto) -> bool:
 
 
 def is_of_fixed_length(past: onnx.ValueInfoProto, present: onnx.ValueInfoProto) -> bool:
-    """Does a state have another size behind a step than before it? It is a cache of a model that fixes its number of
-    tokens, and no other step can follow."""
-    shapes = ([fixed_size(dim) for dim in info.type.tensor_type.shape.dim] for info in (past, present))
+    """Does a state have another size behind a step than before it? It is a cache of a model that
+    fixes its number of tokens, and no other step can follow."""
+    shapes = (
+        [fixed_size(dim) for dim in info.type.tensor_type.shape.dim] for info in (past, present)
+    )
     return any(size and other and size != other for size, other in zip(*shapes, strict=False))
 
 
 def has_steps(model: onnx.ModelProto) -> bool:
-    """Is this a decoder, by its names, whose steps follow one another for sure? A state whose size behind a
-    step is open may be a cache of a fixed number of tokens."""
-    pairs = [(past, present) for past, present in named_pairs(model) if not is_of_encoder(past.name)]
-    return bool(pairs) and all(_sizes(past) == _sizes(present) for past, present in pairs if is_state(past, present))
+    """Is this a decoder, by its names, whose steps follow one another for sure? A state whose size
+    behind a step is open may be a cache of a fixed number of tokens."""
+    pairs = [
+        (past, present) for past, present in named_pairs(model) if not is_of_encoder(past.name)
+    ]
+    return bool(pairs) and all(
+        _sizes(past) == _sizes(present) for past, present in pairs if is_state(past, present)
+    )
 
 
 def open_states(model: onnx.ModelProto) -> list[str]:
-    """The inputs that are states whose size the model leaves open. Nothing can make them for a first step."""
-    pairs = ((past, present) for past, present in named_pairs(model) if not is_of_encoder(past.name))
+    """The inputs that are states whose size the model leaves open. Nothing can make them for a
+    first step."""
+    pairs = (
+        (past, present) for past, present in named_pairs(model) if not is_of_encoder(past.name)
+    )
     return [
         past.name
         for past, present in pairs

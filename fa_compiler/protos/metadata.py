@@ -14,5 +14,6 @@ def metadata_of(owner: onnx.ModelProto | onnx.NodeProto, key: str) -> str | None
 
 
 def takes_one_token(model: onnx.ModelProto) -> bool:
-    """Was the model fused with the assumption `decode`, so that each run has to have one new token?"""
+    """Was the model fused with the assumption `decode`, so that each run has to have one new
+    token?"""
     return metadata_of(model, ASSUMED) is not None

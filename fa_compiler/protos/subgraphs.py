@@ -46,7 +46,8 @@ def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 class Subgraphs:
     """The graphs in the attributes of a model's nodes, with the graphs inside these.
 
-    One walk over all nodes finds them; who needs graphs or nodes of the whole model afterwards reads them here.
+    One walk over all nodes finds them; who needs graphs or nodes of the whole model afterwards
+    reads them here.
     """
 
     model: onnx.ModelProto

@@ -1,4 +1,5 @@
-"""Iterates over the tensors of a protobuf model, and checks the files of external ones without reading them."""
+"""Iterates over the tensors of a protobuf model, and checks the files of external ones without
+reading them."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _PLAIN = frozenset({_Kind.INT, _Kind.INTS, _Kind.FLOAT, _Kind.FLOATS, _Kind.STRI
 
 
 def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of the model: initializers and attributes, including those in subgraphs and functions."""
+    """Every tensor of the model: initializers and attributes, including those in subgraphs and
+    functions."""
     yield from _graph_tensors(model.graph)
     for function in model.functions:
         for node in function.node:
@@ -33,7 +35,8 @@ def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def is_plain(attribute: onnx.AttributeProto) -> bool:
-    """Whether the type of an attribute is numbers or strings: it holds neither a tensor nor a graph."""
+    """Whether the type of an attribute is numbers or strings: it holds neither a tensor nor a
+    graph."""
     return attribute.type in _PLAIN
 
 
@@ -66,7 +69,8 @@ def offset(tensor: onnx.TensorProto) -> int:
 
 
 def set_location(tensor: onnx.TensorProto, value: str, shift: int = 0) -> None:
-    """Make an external tensor refer to the file `value`, with an offset that is larger by `shift` bytes."""
+    """Make an external tensor refer to the file `value`, with an offset that is larger by `shift`
+    bytes."""
     offset = 0
     for entry in tensor.external_data:
         if entry.key == "location":
@@ -89,10 +93,11 @@ def make_external(tensor: onnx.TensorProto, place: str, offset: int, length: int
 
 @dataclass(frozen=True)
 class Folder:
-    """The folders that may hold external data: `base`, or, if the model file is a link, the folder of its target.
+    """The folders that may hold external data: `base`, or, if the model file is a link, the folder
+    of its target.
 
-    Download caches keep models as such links. ONNX Runtime accepts the same folders. A model that was given without a
-    path has no file beside which its data lie.
+    Download caches keep models as such links. ONNX Runtime accepts the same folders. A model that
+    was given without a path has no file beside which its data lie.
     """
 
     base: Path
@@ -124,7 +129,9 @@ def check_external(tensor: onnx.TensorProto, folder: Folder, model: str) -> Path
     if isinstance(place, bytes):  # protobuf returns bytes for a string that is not UTF-8
         raise InputError(f"{who} lies in {place!r}, which is not UTF-8; export the model again")
     if "\0" in place:
-        raise InputError(f"{who} lies in {place!r}, which cannot be the name of a file; export the model again")
+        raise InputError(
+            f"{who} lies in {place!r}, which cannot be the name of a file; export the model again"
+        )
     # On Windows a path of Linux is not absolute, but it leaves the folder, too; so does a drive.
     if Path(place).anchor or os.pardir in Path(os.path.normpath(place)).parts[:1]:
         raise InputError(
@@ -139,12 +146,18 @@ def check_external(tensor: onnx.TensorProto, folder: Folder, model: str) -> Path
         )
     start, size = _extent(tensor, who)
     if path.exists() and not path.is_file():  # a folder; opening a pipe would wait for its writer
-        raise InputError(f"{who} lies in '{folder.base / place}', which is not a regular file; put the data there")
+        raise InputError(
+            f"{who} lies in '{folder.base / place}', which is not a regular file; put the data there"
+        )
     try:
         with path.open("rb") as file:
             found = file.seek(0, os.SEEK_END)
     except OSError as error:
-        advice = "put the file beside the model" if folder.has_path else "put it there, or give the path of the model"
+        advice = (
+            "put the file beside the model"
+            if folder.has_path
+            else "put it there, or give the path of the model"
+        )
         if not isinstance(error, FileNotFoundError):
             advice = "let this user read the file"
         raise InputError(
@@ -166,9 +179,13 @@ def _extent(tensor: onnx.TensorProto, who: str) -> tuple[int, int]:
         start = int(entries.get("offset", "0"))
         length = int(entries["length"]) if "length" in entries else None
     except ValueError:
-        raise InputError(f"{who} has an offset or length that is not a number; export the model again") from None
+        raise InputError(
+            f"{who} has an offset or length that is not a number; export the model again"
+        ) from None
     if not is_sized(tensor):
-        raise InputError(f"{who} lies in another file, which a tensor of type {tensor.data_type} cannot")
+        raise InputError(
+            f"{who} lies in another file, which a tensor of type {tensor.data_type} cannot"
+        )
     size = nbytes(tensor)
     if start < 0 or (length is not None and length != size):
         raise InputError(
@@ -191,8 +208,8 @@ _PARTS: Mapping[int, int] = {onnx.TensorProto.COMPLEX64: 2, onnx.TensorProto.COM
 
 
 def content_fault(tensor: onnx.TensorProto) -> str | None:
-    """Why the data inside a tensor do not match its type and shape, or None if they do. ONNX Runtime refuses a tensor
-    with such a fault."""
+    """Why the data inside a tensor do not match its type and shape, or None if they do. ONNX
+    Runtime refuses a tensor with such a fault."""
     if tensor.data_type == onnx.TensorProto.STRING:
         raw, wanted = tensor.HasField("raw_data"), math.prod(tensor.dims)
         if not is_external(tensor) and (raw or len(tensor.string_data) != wanted):
@@ -213,7 +230,13 @@ def content_fault(tensor: onnx.TensorProto) -> str | None:
         wanted = math.prod(tensor.dims) * _PARTS.get(tensor.data_type, 1)
         if bits < 8:  # several elements share a number
             wanted = (wanted * bits + 7) // 8
-        typed = (tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data, tensor.uint64_data)
+        typed = (
+            tensor.float_data,
+            tensor.int32_data,
+            tensor.int64_data,
+            tensor.double_data,
+            tensor.uint64_data,
+        )
         found = max(map(len, typed))
     if found == wanted:
         return None
@@ -234,8 +257,8 @@ _MEASURED = 1 << 16
 def message_size(tensor: onnx.TensorProto) -> int:
     """The number of bytes of a tensor as a message.
 
-    protobuf serialises a message to tell its size. More raw data than `_MEASURED` are counted by type and shape
-    instead, which have to match, and without what lies beside them.
+    protobuf serialises a message to tell its size. More raw data than `_MEASURED` are counted by
+    type and shape instead, which have to match, and without what lies beside them.
     """
     if tensor.HasField("raw_data") and is_sized(tensor) and nbytes(tensor) > _MEASURED:
         return nbytes(tensor)

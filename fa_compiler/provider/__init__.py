@@ -1,8 +1,9 @@
-"""The plugin execution provider: attention is fused in any session of ONNX Runtime that names our device.
+"""The plugin execution provider: attention is fused in any session of ONNX Runtime that names our
+device.
 
-`register_provider` registers the library with ONNX Runtime and gives it the matcher. From then on ONNX Runtime calls
-the library while it makes a session, and the library calls `_answer` with the session's graph. docs/provider.md draws
-this.
+`register_provider` registers the library with ONNX Runtime and gives it the matcher. From then on
+ONNX Runtime calls the library while it makes a session, and the library calls `_answer` with the
+session's graph. docs/provider.md draws this.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ PROVIDER = "FaCompilerExecutionProvider"
 """The name of the provider, in ONNX Runtime and in lists of providers."""
 
 FIRST_RELEASE, FIRST_WITH_OPERATORS, FIRST_WITH_CAPTURES = (1, 23), (1, 24), (1, 27)
-"""The first release of ONNX Runtime whose plugin interface the library can use, the first in which our device brings
-the operators of fused files, and the first that gives a claimed node also the inputs that only its subgraphs read."""
+"""The first release of ONNX Runtime whose plugin interface the library can use, the first in which
+our device brings the operators of fused files, and the first that gives a claimed node also the
+inputs that only its subgraphs read."""
 
 _LOGGER = logging.getLogger("fa_compiler")
 
@@ -85,9 +87,9 @@ if hasattr(os, "register_at_fork"):  # not on Windows, where no process forks
 class Overheard:
     """What the provider answers in the sessions that one thread makes.
 
-    `reports` are those of the graphs that it saw, and `failures` say why a session runs without fused attention.
-    `interrupted` says that the user ended the matcher. `entries` are the answers as a plan holds them, if
-    `keeps_entries`. The matcher fuses with the `options`.
+    `reports` are those of the graphs that it saw, and `failures` say why a session runs without
+    fused attention. `interrupted` says that the user ended the matcher. `entries` are the answers
+    as a plan holds them, if `keeps_entries`. The matcher fuses with the `options`.
     """
 
     options: Options = field(default_factory=Options)
@@ -109,9 +111,11 @@ _thread = _Thread()
 
 @contextmanager
 def overhear(entries: bool = False, options: Options | None = None) -> Iterator[Overheard]:
-    """Write down what the provider does in the sessions that this thread makes, and, if wanted, the entries of a plan.
+    """Write down what the provider does in the sessions that this thread makes, and, if wanted, the
+    entries of a plan.
 
-    The sessions are fused with the options. Whoever listens already hears the reports and failures, too.
+    The sessions are fused with the options. Whoever listens already hears the reports and failures,
+    too.
     """
     before, heard = _thread.overheard, Overheard(options or Options(), keeps_entries=entries)
     _thread.overheard = heard
@@ -125,7 +129,8 @@ def overhear(entries: bool = False, options: Options | None = None) -> Iterator[
 
 
 def register_provider() -> Sequence[Any]:
-    """Register the provider with ONNX Runtime, and return its devices: `onnxruntime.OrtEpDevice` objects.
+    """Register the provider with ONNX Runtime, and return its devices: `onnxruntime.OrtEpDevice`
+    objects.
 
     A session fuses its attention if its options name the device:
 
@@ -150,7 +155,8 @@ def register_provider() -> Sequence[Any]:
 
 
 def add_device(options: ort.SessionOptions) -> None:
-    """Add the provider's device to the options of sessions; with the operators, unless they have them already.
+    """Add the provider's device to the options of sessions; with the operators, unless they have
+    them already.
 
     Raises what `register_provider` does, or an error of ONNX Runtime.
     """
@@ -167,7 +173,9 @@ def check_available() -> None:
     """Raise what `register_provider` does, without registering anything."""
     if release() < FIRST_RELEASE:
         first = ".".join(map(str, FIRST_RELEASE))
-        raise InputError(f"the provider needs ONNX Runtime {first} or newer; this is {ort.__version__}")
+        raise InputError(
+            f"the provider needs ONNX Runtime {first} or newer; this is {ort.__version__}"
+        )
     _library()
 
 
@@ -183,7 +191,8 @@ def _devices() -> list[Any]:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """The library, which ONNX Runtime loads, too. It has no matcher any more when the interpreter ends."""
+    """The library, which ONNX Runtime loads, too. It has no matcher any more when the interpreter
+    ends."""
     library = loaded_library("FaCompilerSetMatcher", "FaCompilerHaveOperators")
     atexit.register(library.FaCompilerSetMatcher, None, None)
     return library
@@ -196,14 +205,25 @@ def _answer(model: int, size: int, weights: Any, count: int, answer: int, take: 
     sizes = () if found is None else found.sizes
     read = () if found is None else tuple(found.read)
     numbers, places = (ctypes.c_int64 * len(sizes))(*sizes), (ctypes.c_uint64 * len(read))(*read)
-    take(answer, content, len(content), numbers, len(sizes), places, len(read), severity, message.encode())
+    take(
+        answer,
+        content,
+        len(content),
+        numbers,
+        len(sizes),
+        places,
+        len(read),
+        severity,
+        message.encode(),
+    )
 
 
 _matcher = _MATCHER(_answer)
 
 
 def _match(graph: bytes, addresses: Sequence[int]) -> tuple[Replacement | None, int, str]:
-    """What takes the place of the graph, and a line for the log with its severity. None: the matcher failed."""
+    """What takes the place of the graph, and a line for the log with its severity. None: the
+    matcher failed."""
     heard = _thread.overheard or Overheard()
     try:
         with _locks.matching:
@@ -229,7 +249,8 @@ def _library_failed(reason: bytes) -> None:
     """The library could not use the last answer: no session has the fused graph of its report."""
     if _thread.overheard is not None and _thread.overheard.reports:
         _thread.overheard.reports.pop()
-    _note_failure(" ".join(reason.decode(errors="replace").split()))  # a message of ONNX Runtime ends with a line
+    # a message of ONNX Runtime ends with a line
+    _note_failure(" ".join(reason.decode(errors="replace").split()))
 
 
 _failure = _FAILED(_library_failed)

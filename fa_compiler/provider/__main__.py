@@ -1,9 +1,10 @@
-"""`python -m fa_compiler.provider script.py ...` runs a script with the provider in all its sessions.
+"""`python -m fa_compiler.provider script.py ...` runs a script with the provider in all its
+sessions.
 
     python -m fa_compiler.provider [-m MODULE | SCRIPT] [arguments of the script ...]
 
-The script is not changed and need not know of this package. On stderr one line for each session, and one at the end,
-tell how many attentions were fused, and what was declined.
+The script is not changed and need not know of this package. On stderr one line for each session,
+and one at the end, tell how many attentions were fused, and what was declined.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ def _fault(arguments: Sequence[str]) -> str | None:
     if arguments[0].startswith("-") and not path.exists():
         return f"unknown option {arguments[0]!r}; options of the script stand behind its name (--help tells more)"
     if path.is_dir():
-        return None if (path / "__main__.py").is_file() else f"{path}: this folder has no __main__.py to run"
+        return (
+            None
+            if (path / "__main__.py").is_file()
+            else f"{path}: this folder has no __main__.py to run"
+        )
     if path.suffix in _MODELS:
         return f"{path} is a model; give the script or module that runs it"
     return None if path.is_file() else f"{path}: no such file"

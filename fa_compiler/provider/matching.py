@@ -1,4 +1,5 @@
-"""What the provider's library asks in `GetCapability`: a graph of ONNX Runtime, and the fused graph in its place."""
+"""What the provider's library asks in `GetCapability`: a graph of ONNX Runtime, and the fused graph
+in its place."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from fa_compiler.passes.ir.nodes import all_nodes
 from fa_compiler.pipeline.fusing import fuse_checked, name_of
 
 NESTED_DOMAIN = "fa_compiler.nested"
-"""The domain of the library's operators in the sessions that the provider makes (lowering/ort/csrc/register.cc)."""
+"""The domain of the library's operators in the sessions that the provider makes
+(lowering/ort/csrc/register.cc)."""
 
 _SHAPE_OF_PRODUCT = re.compile(r"gemm_(in|out)put_shape(_token_\d+)?")
 
@@ -30,8 +32,8 @@ class Replacement:
     """The fused graph in place of a session's graph.
 
     `model` is None if nothing was fused. `sizes` are the sizes of the outputs, as numbers that
-    lowering/ort/csrc/provider/output_sizes.hpp reads. `read` are the weights whose values were looked at, by their
-    places: whatever the others hold, the answer is the same.
+    lowering/ort/csrc/provider/output_sizes.hpp reads. `read` are the weights whose values were
+    looked at, by their places: whatever the others hold, the answer is the same.
     """
 
     report: Report
@@ -40,14 +42,18 @@ class Replacement:
     read: Mapping[int, memoryview] = field(default_factory=dict)
 
 
-def replacement(content: bytes, addresses: Sequence[int], captures: bool, options: Options) -> Replacement:
+def replacement(
+    content: bytes, addresses: Sequence[int], captures: bool, options: Options
+) -> Replacement:
     """Fuse the graph of a session.
 
     Args:
-        content: the graph as a serialised model. Its large weights are external data that are in no file.
-        addresses: where these weights are in memory, in the order of the model. They stay there during the call, and as
-            long as `read` of the result is used.
-        captures: whether ONNX Runtime gives a claimed node also those inputs that only its subgraphs read.
+        content: the graph as a serialised model. Its large weights are external data that are in no
+            file.
+        addresses: where these weights are in memory, in the order of the model. They stay there
+            during the call, and as long as `read` of the result is used.
+        captures: whether ONNX Runtime gives a claimed node also those inputs that only its
+            subgraphs read.
         options: those of the fusion.
 
     Raises:
@@ -64,7 +70,9 @@ def replacement(content: bytes, addresses: Sequence[int], captures: bool, option
     if not report.is_changed:
         return Replacement(report, read=weights.read)
     if not captures and captured:
-        raise InputError(f"only a subgraph reads the input '{captured[0]}', which needs a newer ONNX Runtime")
+        raise InputError(
+            f"only a subgraph reads the input '{captured[0]}', which needs a newer ONNX Runtime"
+        )
     sizes = tuple(_sizes(model.graph, info or analyse(model)))
     for value in [value for value in model.graph.inputs if value.name not in used]:
         model.graph.inputs.remove(value)
@@ -79,14 +87,19 @@ class _Weights:
     """The weights that stayed in the runtime's memory."""
 
     def __init__(self, proto: onnx.ModelProto, addresses: Sequence[int]) -> None:
-        external = [each for each in proto.graph.initializer if each.data_location == onnx.TensorProto.EXTERNAL]
+        external = [
+            each
+            for each in proto.graph.initializer
+            if each.data_location == onnx.TensorProto.EXTERNAL
+        ]
         self.read: dict[int, memoryview] = {}
         """The bytes of the weights whose values were looked at, by their places."""
         self._weights = list(zip(external, addresses, strict=True))
         self._lazy: dict[str, ir.LazyTensor] = {}
 
     def to_memory(self, graph: ir.Graph) -> None:
-        """Let the initialisers of a graph read from memory. A value is copied when somebody looks at it."""
+        """Let the initialisers of a graph read from memory. A value is copied when somebody looks
+        at it."""
         for place, (tensor, address) in enumerate(self._weights):
             lazy = ir.LazyTensor(
                 partial(self._value, place, tensor, address),
@@ -98,7 +111,8 @@ class _Weights:
             graph.initializers[tensor.name].const_value = self._lazy[tensor.name] = lazy
 
     def to_files(self, graph: ir.Graph) -> None:
-        """Let them be what the library gives to ONNX Runtime: each alone in a file, which exists only in memory."""
+        """Let them be what the library gives to ONNX Runtime: each alone in a file, which exists
+        only in memory."""
         for tensor, _ in self._weights:
             value = graph.initializers.get(tensor.name)
             if value is not None and value.const_value is self._lazy[tensor.name]:
@@ -124,9 +138,12 @@ def _external(tensor: onnx.TensorProto) -> dict[str, str]:
 
 
 def _inputs_read(graph: ir.Graph) -> tuple[set[str], list[str]]:
-    """The names of the inputs that some node reads, and of those that only nodes of subgraphs read."""
+    """The names of the inputs that some node reads, and of those that only nodes of subgraphs
+    read."""
     here = {value.name for node in graph for value in node.inputs if value is not None}
-    anywhere = {value.name for node in all_nodes(graph) for value in node.inputs if value is not None}
+    anywhere = {
+        value.name for node in all_nodes(graph) for value in node.inputs if value is not None
+    }
     names = [value.name for value in graph.inputs if value.name in anywhere]
     return {name for name in names if name}, [name for name in names if name and name not in here]
 
@@ -134,9 +151,9 @@ def _inputs_read(graph: ir.Graph) -> tuple[set[str], list[str]]:
 def _rename_shapes(graph: ir.Graph) -> None:
     """Give the shapes that ONNX Runtime made for its products other names.
 
-    The session inside makes such shapes, too, and numbers their names. Where it has first replaced one of these
-    shapes by an equal constant, it takes the name for free, although the shape is still there, and then ends with an
-    error.
+    The session inside makes such shapes, too, and numbers their names. Where it has first replaced
+    one of these shapes by an equal constant, it takes the name for free, although the shape is
+    still there, and then ends with an error.
     """
     for name in [name for name in graph.initializers if _SHAPE_OF_PRODUCT.fullmatch(name)]:
         value = graph.initializers.pop(name)
@@ -182,5 +199,11 @@ def _size(shape: tuple[Dim, ...] | None, places: dict[Atom, tuple[int, int]]) ->
         for factors, coefficient in dim.terms:
             if any(factor not in places for factor in factors):
                 return [-1]
-            numbers.extend((coefficient, len(factors), *(number for factor in factors for number in places[factor])))
+            numbers.extend(
+                (
+                    coefficient,
+                    len(factors),
+                    *(number for factor in factors for number in places[factor]),
+                )
+            )
     return numbers

@@ -46,25 +46,29 @@ def plan(
     *,
     assume: Iterable[str] = (),
 ) -> Report:
-    """Write what the provider does in a session of `model`, and return the report of the session's graph.
+    """Write what the provider does in a session of `model`, and return the report of the session's
+    graph.
 
-    A session of the same model takes it from the file `output`, in any program that has the library, this release of
-    ONNX Runtime and this level of optimisation. Where nothing is fused, the plan says so.
+    A session of the same model takes it from the file `output`, in any program that has the
+    library, this release of ONNX Runtime and this level of optimisation. Where nothing is fused,
+    the plan says so.
 
     Args:
         model: the path of the model.
         output: the file to write; it may not be the model.
-        level: the level of optimisation of the sessions: "all", the default of ONNX Runtime, "extended", "basic" or
-            "disabled".
-        assume: assumptions that you vouch for in all sessions that use the plan, as in `optimize`; not
-            "shared-caches".
+        level: the level of optimisation of the sessions: "all", the default of ONNX Runtime,
+            "extended", "basic" or "disabled".
+        assume: assumptions that you vouch for in all sessions that use the plan, as in `optimize`;
+            not "shared-caches".
 
     Raises:
-        InputError: the model, the level, an assumption or the output is at fault, the library is not installed, or this
-            ONNX Runtime is older than 1.23; nothing was written.
+        InputError: the model, the level, an assumption or the output is at fault, the library is
+            not installed, or this ONNX Runtime is older than 1.23; nothing was written.
     """
     if not isinstance(model, str | os.PathLike):
-        raise TypeError(f"a plan is made for the file of a model, so `model` is its path, not {type(model).__name__}")
+        raise TypeError(
+            f"a plan is made for the file of a model, so `model` is its path, not {type(model).__name__}"
+        )
     options = python_options(assume=assume)
     if SHARED_CACHES in options.assume:
         raise InputError(
@@ -100,8 +104,10 @@ def _make_session(path: Path, name: str, level: Level) -> None:
     options.log_severity_level = _ERRORS_ONLY
     options.graph_optimization_level = _LEVELS[level]
     try:
-        devices = provider.register_provider()  # older releases than it needs have no method for them
-        options.add_provider_for_devices(devices, {"plan": ""})  # without it the plans of the environment would answer
+        # older releases than it needs have no method for them
+        devices = provider.register_provider()
+        # without it the plans of the environment would answer
+        options.add_provider_for_devices(devices, {"plan": ""})
         OwnSession(path, options)
     except LibraryUnusable as error:
         raise InputError(one_line(error)) from None

@@ -16,7 +16,8 @@ def entry(graph: bytes, found: Replacement) -> bytes:
     """The entry of a graph of a session.
 
     Args:
-        graph: what the library hands to the matcher: the same bytes in every process that shows the same graph.
+        graph: what the library hands to the matcher: the same bytes in every process that shows the
+            same graph.
         found: what the matcher answers.
     """
     weights = b"".join(_number(place) + _digest(content) for place, content in found.read.items())
@@ -35,13 +36,19 @@ def entry(graph: bytes, found: Replacement) -> bytes:
 
 def _line(report: Report) -> str:
     """The line for the log of a session: how much is fused, and what the user vouched for."""
-    assumed = sorted({word for block in report.blocks if block.status == "fused" for word in block.assumed})
+    assumed = sorted(
+        {word for block in report.blocks if block.status == "fused" for word in block.assumed}
+    )
     return f"{report.outcome}; assumed: {', '.join(assumed)}" if assumed else report.outcome
 
 
-def plan_bytes(entries: Sequence[bytes], package: str, runtime: str, level: str, source: str) -> bytes:
+def plan_bytes(
+    entries: Sequence[bytes], package: str, runtime: str, level: str, source: str
+) -> bytes:
     """The file with these entries. `source` names the model, for messages."""
-    words = b"".join(_text(word.encode(errors="replace")) for word in (package, runtime, level, source))
+    words = b"".join(
+        _text(word.encode(errors="replace")) for word in (package, runtime, level, source)
+    )
     return signed(words + _number(len(entries)) + b"".join(entries))
 
 

@@ -1,4 +1,5 @@
-"""Puts the provider into all sessions of a process: `python -m fa_compiler.provider` and `fa_compiler.everywhere`."""
+"""Puts the provider into all sessions of a process: `python -m fa_compiler.provider` and
+`fa_compiler.everywhere`."""
 
 from __future__ import annotations
 
@@ -26,11 +27,12 @@ from fa_compiler.op_registry import DOMAINS
 from fa_compiler.passes import Report
 
 _PLAIN = frozenset(("CPUExecutionProvider", "AzureExecutionProvider", provider.PROVIDER))
-"""The providers of a session that runs on the processor. The one of Azure takes only operators of its own. Ours is
-among those that newer releases of ONNX Runtime call available."""
+"""The providers of a session that runs on the processor. The one of Azure takes only operators of
+its own. Ours is among those that newer releases of ONNX Runtime call available."""
 
 STARTUP = "_fa_compiler_startup"
-"""The name of `everywhere/startup.py` where Python imported it at its start. It then calls `Sessions.make` itself."""
+"""The name of `everywhere/startup.py` where Python imported it at its start. It then calls
+`Sessions.make` itself."""
 
 _DECLINED, _FAILED, _WITHOUT = "declined", "not fused", "without the provider"
 _NOT_ASKED = "the matcher was not asked"
@@ -40,7 +42,8 @@ _UNASKED = "a plan answered, or the provider leaves the graph alone"
 _ALONE = "a plan says that nothing is fused, or the provider leaves the graph alone"
 
 _RECORD = "session.record_ep_graph_assignment_info"
-"""The option with which newer releases of ONNX Runtime tell which provider has taken which nodes."""
+"""The option with which newer releases of ONNX Runtime tell which provider has taken which
+nodes."""
 _NOT_TOLD: tuple[type[Exception], ...] = (AttributeError, *ORT_ERRORS)
 
 _LOGGER = logging.getLogger("fa_compiler")
@@ -50,9 +53,9 @@ _LOGGER = logging.getLogger("fa_compiler")
 class Made:
     """What became of one session: `without` says why it runs without the provider.
 
-    Otherwise there is the report of the matcher, or the reason why the matcher or the library failed. There is neither
-    if a plan answered, or if the provider leaves such a graph alone. `has_nodes` then says whether the provider has
-    taken nodes, if ONNX Runtime told it.
+    Otherwise there is the report of the matcher, or the reason why the matcher or the library
+    failed. There is neither if a plan answered, or if the provider leaves such a graph alone.
+    `has_nodes` then says whether the provider has taken nodes, if ONNX Runtime told it.
     """
 
     name: str
@@ -80,7 +83,9 @@ class Made:
 
     def __str__(self) -> str:
         """The line for the user."""
-        if self.report is not None and all(block.status == "not_attention" for block in self.report.blocks):
+        if self.report is not None and all(
+            block.status == "not_attention" for block in self.report.blocks
+        ):
             return f"{self.name}: no attention found"
         fused = [] if self.report is None else [_fused([self.report])]
         return f"{self.name}: {'; '.join(fused + _others([self]))}"
@@ -92,8 +97,8 @@ class Sessions:
 
     made: list[Made] = field(default_factory=list)
     _extended: weakref.WeakSet[ort.SessionOptions] = field(default_factory=weakref.WeakSet)
-    _alive: weakref.WeakKeyDictionary[ort.InferenceSession, tuple[Made, ort.SessionOptions]] = field(
-        default_factory=weakref.WeakKeyDictionary
+    _alive: weakref.WeakKeyDictionary[ort.InferenceSession, tuple[Made, ort.SessionOptions]] = (
+        field(default_factory=weakref.WeakKeyDictionary)
     )
     _reporting: bool = False
     _is_child: bool = False
@@ -122,7 +127,8 @@ class Sessions:
                 self._note(Made(_name(path_or_bytes), session.why_unfused))
             return
         if not isinstance(sess_options, ort.SessionOptions | None):
-            make(session, path_or_bytes, sess_options, providers, provider_options, **kwargs)  # its own error
+            # its own error
+            make(session, path_or_bytes, sess_options, providers, provider_options, **kwargs)
             return
         options = ort.SessionOptions() if sess_options is None else sess_options
 
@@ -130,7 +136,15 @@ class Sessions:
             make(session, path_or_bytes, options, providers, provider_options, **kwargs)
 
         made = Made(_name(path_or_bytes))
-        self._make(made, session, options, self._other(options, providers, kwargs), call, providers, provider_options)
+        self._make(
+            made,
+            session,
+            options,
+            self._other(options, providers, kwargs),
+            call,
+            providers,
+            provider_options,
+        )
         self._alive[session] = made, options
         self._note(made)
 
@@ -147,7 +161,15 @@ class Sessions:
             return
         made, options = self._alive[session]
         call = functools.partial(set_providers, session)
-        self._make(made, session, options, self._other(options, providers, {}), call, providers, provider_options)
+        self._make(
+            made,
+            session,
+            options,
+            self._other(options, providers, {}),
+            call,
+            providers,
+            provider_options,
+        )
         self._tell(str(made))
 
     def _make(
@@ -160,8 +182,8 @@ class Sessions:
         providers: Sequence[Any] | None,
         provider_options: Sequence[Any] | None,
     ) -> None:
-        """Call a method that makes the session, and write down what became of it. The method gets the lists of
-        providers if there is an `other` wish, and else none."""
+        """Call a method that makes the session, and write down what became of it. The method gets
+        the lists of providers if there is an `other` wish, and else none."""
         other = other or self._extend(options)
         if other is None:
             _warn_of_missing(providers)
@@ -170,7 +192,9 @@ class Sessions:
             try:
                 call(*arguments)
             except ORT_ERRORS as error:
-                if provider.release() >= provider.FIRST_WITH_OPERATORS or not _lacks_operators(error):
+                if provider.release() >= provider.FIRST_WITH_OPERATORS or not _lacks_operators(
+                    error
+                ):
                     raise
                 heard.reports.clear()
                 register_custom_ops(options)
@@ -180,27 +204,38 @@ class Sessions:
         has_provider = provider.PROVIDER in session.get_providers()
         made.without = None if has_provider else other or "ONNX Runtime made it again without it"
         made.report = heard.reports[-1] if has_provider and heard.reports else None
-        made.failure = heard.failures[-1] if has_provider and heard.failures and made.report is None else None
+        made.failure = (
+            heard.failures[-1] if has_provider and heard.failures and made.report is None else None
+        )
         made.has_nodes = _has_nodes(session)
 
     def _other(
-        self, options: ort.SessionOptions, providers: Sequence[Any] | None, arguments: Mapping[str, Any]
+        self,
+        options: ort.SessionOptions,
+        providers: Sequence[Any] | None,
+        arguments: Mapping[str, Any],
     ) -> str | None:
-        """Why the session is left as it is; None if it gets the provider. The options of the CPU provider do not
-        matter: ONNX Runtime ignores them."""
+        """Why the session is left as it is; None if it gets the provider. The options of the CPU
+        provider do not matter: ONNX Runtime ignores them."""
         if options.optimized_model_filepath:
             return "it writes its optimised model"
         if arguments.get("disabled_optimizers"):  # which the session inside would not be told
             return "it disables optimizers"
         if options not in self._extended and getattr(options, "has_providers", bool)():
             return "the options name a provider"
-        others = [name for name in _names(providers) if name not in _PLAIN and name in ort.get_available_providers()]
-        return f"it names {others[0]}" if others else None  # ONNX Runtime leaves out what it does not have
+        others = [
+            name
+            for name in _names(providers)
+            if name not in _PLAIN and name in ort.get_available_providers()
+        ]
+        # ONNX Runtime leaves out what it does not have
+        return f"it names {others[0]}" if others else None
 
     def _extend(self, options: ort.SessionOptions) -> str | None:
         """Add the provider to the options. If this cannot be done: why not.
 
-        The library is loaded here, and not before the first session: a program may set what ONNX Runtime reads before.
+        The library is loaded here, and not before the first session: a program may set what ONNX
+        Runtime reads before.
         """
         if options in self._extended:
             return None
@@ -217,7 +252,8 @@ class Sessions:
         return None
 
     def report(self) -> None:
-        """From now on, tell of each session on stderr when it is made, and of all of them when the process ends.
+        """From now on, tell of each session on stderr when it is made, and of all of them when the
+        process ends.
 
         A process that a signal ends, or a worker of a pool, never comes to its end.
         """
@@ -256,11 +292,17 @@ class Sessions:
     def summary(self) -> str:
         """The line for the user about all sessions."""
         if not self.made:
-            besides = " besides those of fa_compiler, which do without the provider" if self._has_own else ""
+            besides = (
+                " besides those of fa_compiler, which do without the provider"
+                if self._has_own
+                else ""
+            )
             return f"no session of ONNX Runtime was made{besides}"
         reports = [made.report for made in self.made if made.report is not None]
         fused = [_fused(reports)] if reports else []
-        return "; ".join([", ".join([_count(self.with_provider, "session"), *fused]), *_others(self.made)])
+        return "; ".join(
+            [", ".join([_count(self.with_provider, "session"), *fused]), *_others(self.made)]
+        )
 
 
 def _names(providers: Sequence[Any] | None) -> list[str]:
@@ -277,9 +319,13 @@ def _record(options: ort.SessionOptions) -> None:
 
 
 def _has_nodes(session: ort.InferenceSession) -> bool | None:
-    """Has the provider taken nodes of the session? None where ONNX Runtime does not tell, as nobody asked it to."""
+    """Has the provider taken nodes of the session? None where ONNX Runtime does not tell, as nobody
+    asked it to."""
     try:
-        return any(part.ep_name == provider.PROVIDER for part in session.get_provider_graph_assignment_info())
+        return any(
+            part.ep_name == provider.PROVIDER
+            for part in session.get_provider_graph_assignment_info()
+        )
     except _NOT_TOLD:
         return None
 
@@ -290,21 +336,31 @@ def _warn_of_missing(providers: Sequence[Any] | None) -> None:
     for name in _names(providers):
         if name not in (*available, provider.PROVIDER):
             told = f"Specified provider '{name}' is not in available provider names. Available providers: "
-            warnings.warn(f"{told}'{', '.join(available)}'", stacklevel=5)  # the caller of InferenceSession
+            # the caller of InferenceSession
+            warnings.warn(f"{told}'{', '.join(available)}'", stacklevel=5)
 
 
 def _name(path_or_bytes: Any) -> str:
     """What a session is called in a line."""
-    return os.fsdecode(path_or_bytes) if isinstance(path_or_bytes, str | os.PathLike) else "a model in memory"
+    return (
+        os.fsdecode(path_or_bytes)
+        if isinstance(path_or_bytes, str | os.PathLike)
+        else "a model in memory"
+    )
 
 
 def _fused(reports: Iterable[Report]) -> str:
     """How many attentions were fused, and how many were so already."""
     counts = Counter(
-        block.status for report in reports for block in report.blocks if block.kind not in ("backward", "convolution")
+        block.status
+        for report in reports
+        for block in report.blocks
+        if block.kind not in ("backward", "convolution")
     )
     already, total = counts["already_fused"], counts["fused"] + counts["declined"]
-    words = [f"{counts['fused']} of {_count(total, 'attention')} fused"] if total or not already else []
+    words = (
+        [f"{counts['fused']} of {_count(total, 'attention')} fused"] if total or not already else []
+    )
     return ", ".join(words + ([f"{_count(already, 'attention')} fused already"] if already else []))
 
 
@@ -313,17 +369,22 @@ def _others(sessions: Iterable[Made]) -> list[str]:
     sessions = list(sessions)
     blocks = [block for made in sessions if made.report is not None for block in made.report.blocks]
     codes = [block.code for block in blocks if block.status == "declined"]
-    reasons: dict[str, list[str]] = {what: [] for what in (_DECLINED, _FAILED, _WITHOUT, _NOT_ASKED)}
+    reasons: dict[str, list[str]] = {
+        what: [] for what in (_DECLINED, _FAILED, _WITHOUT, _NOT_ASKED)
+    }
     reasons[_DECLINED] += [code.value for code in codes if code is not None]
     for what, reason in filter(None, (made.why for made in sessions)):
         reasons[what].append(reason)
     planned = _listed(Counter("fused by a plan" for made in sessions if made.is_planned))
-    return planned + [f"{what}: {', '.join(_listed(Counter(why)))}" for what, why in reasons.items() if why]
+    return planned + [
+        f"{what}: {', '.join(_listed(Counter(why)))}" for what, why in reasons.items() if why
+    ]
 
 
 @functools.cache
 def watch_all() -> Sessions:
-    """From now on, every new session of this process has the provider. A second call changes nothing."""
+    """From now on, every new session of this process has the provider. A second call changes
+    nothing."""
     sessions = Sessions()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=sessions.fork)
@@ -351,7 +412,9 @@ def _watch(sessions: Sessions) -> None:
 
 def _lacks_operators(error: Exception) -> bool:
     """Whether ONNX Runtime refused a model because it has operators of this package."""
-    return any(f"{domain}:" in str(error) for domain in DOMAINS) and "is not a registered function/op" in str(error)
+    return any(
+        f"{domain}:" in str(error) for domain in DOMAINS
+    ) and "is not a registered function/op" in str(error)
 
 
 def _count(number: int, what: str) -> str:

@@ -1,10 +1,10 @@
-"""The common part of FlashAttentionScore and its gradient: the inputs as [N,S,D] of each batch entry, the scores S, the
-allowed set, dropout and the sink.
+"""The common part of FlashAttentionScore and its gradient: the inputs as [N,S,D] of each batch
+entry, the scores S, the allowed set, dropout and the sink.
 
     A = Q K^T (+ Q_rope K_rope^T);  S = scale*(A + pse) for pse_type 1, scale*A + pse otherwise
 
-With the extension attribute cpu_softcap, c, the scaled product x = scale*A becomes c * tanh(x / c) before pse is added.
-Query head n uses key and value head n // (N1/N2).
+With the extension attribute cpu_softcap, c, the scaled product x = scale*A becomes c * tanh(x / c)
+before pse is added. Query head n uses key and value head n // (N1/N2).
 """
 
 from __future__ import annotations
@@ -21,10 +21,19 @@ from fa_compiler.reference.pse import Pse
 from fa_compiler.reference.softmax import capped
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-_QUANTISED = ("d_scale_q", "d_scale_k", "d_scale_v", "d_scale_dy", "d_scale_o", "ds_scale", "p_scale")
+_QUANTISED = (
+    "d_scale_q",
+    "d_scale_k",
+    "d_scale_v",
+    "d_scale_dy",
+    "d_scale_o",
+    "ds_scale",
+    "p_scale",
+)
 
-# A bias of this size or larger acts as a mask. The sum in float32 loses digits of the score that are visible in the
-# result: digits below 2^-13 at 1024, and all digits at -3.4e38. So its rounding is part of the operator's meaning.
+# A bias of this size or larger acts as a mask. The sum in float32 loses digits of the score that
+# are visible in the result: digits below 2^-13 at 1024, and all digits at -3.4e38. So its rounding
+# is part of the operator's meaning.
 _MASK_LIKE_BIAS = 1024.0
 
 
@@ -40,23 +49,28 @@ class Attention:
         self.dropout = Dropout(call, self.query_side, self.key_side)
         self.scale = float(call.attrs["scale_value"])
         self.softcap = float(np.float32(call.attrs.get("cpu_softcap", 0.0)))
-        # Biases are compared with this number, so it is rounded to float32, the type of an attribute.
+        # Biases are compared with this number, so it is rounded to float32, the type of an
+        # attribute.
         self.mask_value = float(np.float32(call.attrs.get("cpu_mask_value", -np.inf)))
         self.width = self.query_side.width(call, "query")
         self.rope_width = self._rope_width()
         self.value_width = self.key_side.width(call, "value") if self.key_side.heads else self.width
-        # The rope parts only widen Q and K: the sum of two products is the product of the concatenations.
+        # The rope parts only widen Q and K: the sum of two products is the product of the
+        # concatenations.
         self.query = self._with_rope("query")
         self.key = self._with_rope("key")
         self.value = self.key_side.split(call.tensor("value"), self.value_width)
         self.sink = self._sink()
 
     def heads(self) -> Iterator[tuple[int, int, int]]:
-        """(batch, query head, key head) of each pair with a query and a key. The results of all other pairs are 0."""
+        """(batch, query head, key head) of each pair with a query and a key. The results of all
+        other pairs are 0."""
         if self.width == 0 or self.key_side.heads == 0:
             return
         group = self.query_side.heads // self.key_side.heads
-        for batch, (s1, s2) in enumerate(zip(self.query_side.lengths, self.key_side.lengths, strict=True)):
+        for batch, (s1, s2) in enumerate(
+            zip(self.query_side.lengths, self.key_side.lengths, strict=True)
+        ):
             if s1 and s2:
                 for head in range(self.query_side.heads):
                     yield batch, head, head // group
@@ -64,8 +78,8 @@ class Attention:
     def scores(self, batch: int, head: int, kv_head: int) -> Floats:
         """S [S1,S2] before masking.
 
-        Unless the call is exact, a sum with a mask-like bias is rounded to float32, as on every target, and its product
-        with the scale, too.
+        Unless the call is exact, a sum with a mask-like bias is rounded to float32, as on every
+        target, and its product with the scale, too.
         """
         with np.errstate(invalid="ignore", over="ignore"):
             product: Floats = self.query[batch][head] @ self.key[batch][kv_head].T
@@ -77,7 +91,8 @@ class Attention:
             return self._rounded(capped(self.scale * product, self.softcap) + bias, bias)
 
     def slopes_of_scores(self, batch: int, head: int, kv_head: int) -> Floats | float:
-        """The derivative [S1,S2] of the scores with respect to scale*A: 1 - tanh(x / c)^2 with cpu_softcap, else 1."""
+        """The derivative [S1,S2] of the scores with respect to scale*A: 1 - tanh(x / c)^2 with
+        cpu_softcap, else 1."""
         if self.softcap == 0.0:
             return 1.0
         with np.errstate(invalid="ignore", over="ignore"):
@@ -103,7 +118,9 @@ class Attention:
     def _rounded(self, total: Floats, bias: Floats) -> Floats:
         if self.call.exact:
             return total
-        return np.where(np.abs(bias) >= _MASK_LIKE_BIAS, total.astype(np.float32).astype(np.float64), total)
+        return np.where(
+            np.abs(bias) >= _MASK_LIKE_BIAS, total.astype(np.float32).astype(np.float64), total
+        )
 
     def allowed(self, batch: int, head: int) -> Bools:
         """The allowed set [S1,S2]."""
@@ -113,17 +130,24 @@ class Attention:
         call = self.call
         dtype = call.tensor("query").dtype
         if dtype.name not in FLOATS:
-            raise call.error("query", f"dtype {dtype.name} is not part of this reference; it takes {', '.join(FLOATS)}")
+            raise call.error(
+                "query",
+                f"dtype {dtype.name} is not part of this reference; it takes {', '.join(FLOATS)}",
+            )
         for name in ("key", "value", "query_rope", "key_rope", "dy", "attention_in"):
             other = call.optional(name)
             if other is not None and other.dtype != dtype:
-                raise call.error(name, f"dtype {other.dtype.name} differs from the query's {dtype.name}")
+                raise call.error(
+                    name, f"dtype {other.dtype.name} differs from the query's {dtype.name}"
+                )
         for name in _QUANTISED:
             if call.optional(name) is not None:
                 raise call.error(name, "quantised (FP8) attention is not part of this reference")
 
     def _rope_width(self) -> int:
-        given = [name for name in ("query_rope", "key_rope") if self.call.optional(name) is not None]
+        given = [
+            name for name in ("query_rope", "key_rope") if self.call.optional(name) is not None
+        ]
         if not given:
             return 0
         if len(given) == 1:
@@ -147,5 +171,7 @@ class Attention:
         if sink is None:
             return None
         if sink.shape != (self.query_side.heads,):
-            raise self.call.error("sink", f"shape {list(sink.shape)} is not [{self.query_side.heads}]")
+            raise self.call.error(
+                "sink", f"shape {list(sink.shape)} is not [{self.query_side.heads}]"
+            )
         return sink.astype(np.float64)

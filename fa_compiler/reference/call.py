@@ -35,10 +35,11 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class OpCall:
-    """One call of an operator. `attrs` holds every attribute of its newest variant; an absent input is None.
+    """One call of an operator. `attrs` holds every attribute of its newest variant; an absent input
+    is None.
 
-    With `exact` all arithmetic is in float64. Otherwise results are rounded to float32 where this rounding is part of
-    the operator's meaning (see `Attention.scores`).
+    With `exact` all arithmetic is in float64. Otherwise results are rounded to float32 where this
+    rounding is part of the operator's meaning (see `Attention.scores`).
     """
 
     op_type: str

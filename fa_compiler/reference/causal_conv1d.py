@@ -17,7 +17,9 @@ from fa_compiler.reference.call import Array, Floats, OpCall
 def sequences(x: Array, limits: Array | None) -> list[slice]:
     """Where the sequences are among the rows of x as [tokens,dim]."""
     if x.ndim == 2:
-        return [slice(int(first), int(end)) for first, end in pairwise(() if limits is None else limits)]
+        return [
+            slice(int(first), int(end)) for first, end in pairwise(() if limits is None else limits)
+        ]
     batch, length = x.shape[:2]
     return [slice(entry * length, (entry + 1) * length) for entry in range(batch)]
 
@@ -32,7 +34,8 @@ def convolved(padded: Floats, weight: Floats) -> Floats:
 
 
 def line_of(call: OpCall, sequence: int, skipped: int) -> int | None:
-    """The line of conv_states of a sequence, None if it is skipped. Without cache_indices it is that of its number."""
+    """The line of conv_states of a sequence, None if it is skipped. Without cache_indices it is
+    that of its number."""
     lines = call.optional("cache_indices")
     if lines is None:
         return sequence

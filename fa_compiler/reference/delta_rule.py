@@ -4,8 +4,8 @@
     S  = S' + beta (v - S' k) k^T
     o  = scale S q
 
-The heads of query and key serve consecutive heads of value. Source: the golden functions and documents of
-ChunkGatedDeltaRule and RecurrentGatedDeltaRule in CANN's ops-transformer.
+The heads of query and key serve consecutive heads of value. Source: the golden functions and
+documents of ChunkGatedDeltaRule and RecurrentGatedDeltaRule in CANN's ops-transformer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from fa_compiler.reference.call import Array, Floats, OpCall
 
 @dataclass(frozen=True)
 class DeltaRule:
-    """The packed tokens of a call in float64: query, key [T,Nv,Dk], value [T,Nv,Dv], beta [T,Nv], decay [T,Nv,Dk]."""
+    """The packed tokens of a call in float64: query, key [T,Nv,Dk], value [T,Nv,Dv], beta [T,Nv],
+    decay [T,Nv,Dk]."""
 
     query: Floats
     key: Floats
@@ -29,7 +30,8 @@ class DeltaRule:
 
     @staticmethod
     def of(call: OpCall) -> DeltaRule:
-        """The tokens of a call, with the scale in query, and the heads of query and key repeated."""
+        """The tokens of a call, with the scale in query, and the heads of query and key
+        repeated."""
         query, value = call.tensor("query"), call.tensor("value")
         group = value.shape[1] // query.shape[1]
         exponent = np.zeros((*value.shape[:2], query.shape[2]))

@@ -1,4 +1,5 @@
-"""Dropout from a bit mask: bit 1 keeps a probability, the least significant bit comes first, there is no padding."""
+"""Dropout from a bit mask: bit 1 keeps a probability, the least significant bit comes first, there
+is no padding."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The five input layouts, and the common view of all computations: [N, S, D] of each batch entry.
 
-The layouts are BSH (B,S,N*D), SBH (S,B,N*D), BSND (B,S,N,D), BNSD (B,N,S,D) and TND (T,N,D). In TND the batch entries
-lie back to back, and cumulative lengths give their ends.
+The layouts are BSH (B,S,N*D), SBH (S,B,N*D), BSND (B,S,N,D), BNSD (B,N,S,D) and TND (T,N,D). In TND
+the batch entries lie back to back, and cumulative lengths give their ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _TO_BNSD = {"BSH": (0, 2, 1, 3), "SBH": (1, 2, 0, 3), "BSND": (0, 2, 1, 3), "BNS
 class Side:
     """The positions of the batch entries of the query, or of key and value.
 
-    `lengths` has one length for each batch entry. `total` is S, or in TND T, which may exceed the sum of the lengths.
+    `lengths` has one length for each batch entry. `total` is S, or in TND T, which may exceed the
+    sum of the lengths.
     """
 
     layout: str
@@ -56,7 +57,8 @@ class Side:
         }[self.layout]
 
     def width(self, call: OpCall, name: str) -> int:
-        """The head size of a tensor of this side. Raises ReferenceInputError if its shape does not fit the side."""
+        """The head size of a tensor of this side. Raises ReferenceInputError if its shape does not
+        fit the side."""
         shape = call.tensor(name).shape
         width = shape[-1] if shape else 0
         if self.layout in ("BSH", "SBH"):
@@ -100,7 +102,8 @@ class Side:
 
 
 def repeat_batch(call: OpCall) -> OpCall:
-    """The call with query, key and value of the same batch: a tensor of batch 1 and its rope input are repeated.
+    """The call with query, key and value of the same batch: a tensor of batch 1 and its rope input
+    are repeated.
 
     This is the extension EXT-BATCH-BROADCAST. TND has no such batch.
     """
@@ -118,14 +121,17 @@ def repeat_batch(call: OpCall) -> OpCall:
             own = tensor.shape[axis]
             if own not in (1, common) or own != size:
                 expected = f"1 or {common}" if part == name else f"{size} as {name}"
-                raise call.error(part, f"shape {list(tensor.shape)} has batch {own}, expected {expected}")
+                raise call.error(
+                    part, f"shape {list(tensor.shape)} has batch {own}, expected {expected}"
+                )
             shape = (*tensor.shape[:axis], common, *tensor.shape[axis + 1 :])
             repeated[part] = np.broadcast_to(tensor, shape)
     return dataclasses.replace(call, inputs={**call.inputs, **repeated})
 
 
 def shorten_keys(call: OpCall) -> OpCall:
-    """The call with key, value and key_rope shortened to the number of keys that actual_seq_kvlen gives outside TND.
+    """The call with key, value and key_rope shortened to the number of keys that actual_seq_kvlen
+    gives outside TND.
 
     This is the extension EXT-KEY-LENGTH.
     """
@@ -141,13 +147,16 @@ def shorten_keys(call: OpCall) -> OpCall:
         if tensor is None or tensor.ndim <= axis:
             continue
         if not 0 <= length <= tensor.shape[axis]:
-            raise call.error("actual_seq_kvlen", f"{length} is not 0 to {tensor.shape[axis]}, the rows of {name}")
+            raise call.error(
+                "actual_seq_kvlen", f"{length} is not 0 to {tensor.shape[axis]}, the rows of {name}"
+            )
         inputs[name] = tensor[(slice(None),) * axis + (slice(length),)]
     return dataclasses.replace(call, inputs=inputs)
 
 
 def _checked_layout(call: OpCall) -> str:
-    """input_layout. Raises ReferenceInputError for an unknown layout, or for a query, key or value of another rank."""
+    """input_layout. Raises ReferenceInputError for an unknown layout, or for a query, key or value
+    of another rank."""
     layout = str(call.attrs["input_layout"])
     if layout not in RANKS:
         raise call.error("input_layout", f"{layout!r} is not one of {', '.join(RANKS)}")
@@ -159,7 +168,8 @@ def _checked_layout(call: OpCall) -> str:
 
 
 def sides(call: OpCall) -> tuple[Side, Side]:
-    """The query side and the key/value side of a call, from `input_layout`, `head_num` and the shapes."""
+    """The query side and the key/value side of a call, from `input_layout`, `head_num` and the
+    shapes."""
     layout = _checked_layout(call)
     query, key = call.tensor("query").shape, call.tensor("key").shape
     heads = int(call.attrs["head_num"])
@@ -180,7 +190,9 @@ def sides(call: OpCall) -> tuple[Side, Side]:
             _packed_lengths(call, "actual_seq_kvlen", key[0]),
         )
         if len(q_lengths) != len(kv_lengths):
-            raise call.error("actual_seq_kvlen", f"has {len(kv_lengths)} batches, the query has {len(q_lengths)}")
+            raise call.error(
+                "actual_seq_kvlen", f"has {len(kv_lengths)} batches, the query has {len(q_lengths)}"
+            )
         return Side(layout, heads, q_lengths, query[0]), Side(layout, kv_heads, kv_lengths, key[0])
     for name in ("actual_seq_qlen", "actual_seq_kvlen"):
         if call.optional(name) is not None:
@@ -193,25 +205,35 @@ def sides(call: OpCall) -> tuple[Side, Side]:
 
 
 def _folded_kv_heads(call: OpCall, query_hidden: int, key_hidden: int, heads: int) -> int:
-    """The number of key heads in BSH and SBH. No attribute gives it; it follows from the query's head size."""
+    """The number of key heads in BSH and SBH. No attribute gives it; it follows from the query's
+    head size."""
     if query_hidden % heads:
-        raise call.error("query", f"hidden size {query_hidden} is not a multiple of head_num {heads}")
+        raise call.error(
+            "query", f"hidden size {query_hidden} is not a multiple of head_num {heads}"
+        )
     width = query_hidden // heads
     if width == 0:
         return heads
     if key_hidden % width:
-        raise call.error("key", f"hidden size {key_hidden} is not a multiple of the query's head size {width}")
+        raise call.error(
+            "key", f"hidden size {key_hidden} is not a multiple of the query's head size {width}"
+        )
     return key_hidden // width
 
 
 def _packed_lengths(call: OpCall, name: str, total: int) -> tuple[int, ...]:
-    """Lengths from cumulative values without a leading 0. Trailing zeros are batch entries that are not computed."""
+    """Lengths from cumulative values without a leading 0. Trailing zeros are batch entries that are
+    not computed."""
     ends = [int(end) for end in call.tensor(name).reshape(-1)]
     while ends and ends[-1] == 0:
         ends.pop()
     if any(after < before for before, after in itertools.pairwise([0, *ends])):
-        raise call.error(name, f"cumulative values must not decrease (except to trailing zeros), got {ends}")
+        raise call.error(
+            name, f"cumulative values must not decrease (except to trailing zeros), got {ends}"
+        )
     if ends and ends[-1] > total:
-        raise call.error(name, f"the last cumulative value {ends[-1]} exceeds the {total} packed tokens")
+        raise call.error(
+            name, f"the last cumulative value {ends[-1]} exceeds the {total} packed tokens"
+        )
     lengths = [after - before for before, after in itertools.pairwise([0, *ends])]
     return tuple(lengths + [0] * (call.tensor(name).size - len(lengths)))

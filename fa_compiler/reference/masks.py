@@ -1,4 +1,5 @@
-"""The allowed set: the keys that a query row attends, from atten_mask, sparse_mode, pre/next_tockens and prefix.
+"""The allowed set: the keys that a query row attends, from atten_mask, sparse_mode,
+pre/next_tockens and prefix.
 
 With d = j - i and off = S2 - S1 of the batch entry, a key is allowed by
 
@@ -12,11 +13,12 @@ With d = j - i and off = S2 - S1 of the batch entry, a key is allowed by
     7 TND            mode 3, but mode 4 on the last batch with queries
     8 TND            mode 2, but mode 4 on the first batch with queries
 
-A mask element other than 0 excludes a key. Without atten_mask the operator ignores the mode and attends all keys. Modes
-2, 3, 4, 6, 7 and 8 take a compressed mask (2048x2048, or 3072x2048 in mode 6): its content is checked and not used. The
-masks of modes 0, 1 and 5 may have size 1 on any axis (extension EXT-MASK-BROADCAST). In modes 2, 3 and 4 a mask
-[B|1,N1|1,1,S2|1] excludes keys in addition to the band (extension EXT-BAND-MASK). With the attribute cpu_mask_batch
-(extension EXT-MASK-BATCH) the batch of a mask may be a divisor W of B: entry b of the batch reads entry b % W.
+A mask element other than 0 excludes a key. Without atten_mask the operator ignores the mode and
+attends all keys. Modes 2, 3, 4, 6, 7 and 8 take a compressed mask (2048x2048, or 3072x2048 in mode
+6): its content is checked and not used. The masks of modes 0, 1 and 5 may have size 1 on any axis
+(extension EXT-MASK-BROADCAST). In modes 2, 3 and 4 a mask [B|1,N1|1,1,S2|1] excludes keys in
+addition to the band (extension EXT-BAND-MASK). With the attribute cpu_mask_batch (extension
+EXT-MASK-BATCH) the batch of a mask may be a divisor W of B: entry b of the batch reads entry b % W.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ _COMPRESSED = 2048
 
 
 def mask_batch(call: OpCall, mask: Array, query: Side) -> int:
-    """The batch size that a mask or bias [B,N1,S1,S2] has to have: that of query, or with cpu_mask_batch its own, if
-    that divides the query's."""
+    """The batch size that a mask or bias [B,N1,S1,S2] has to have: that of query, or with
+    cpu_mask_batch its own, if that divides the query's."""
     batches = len(query.lengths)
     if call.attrs.get("cpu_mask_batch") != "repeated" or mask.ndim != 4:
         return batches
@@ -51,8 +53,8 @@ class AllowedSet:
         self.pre = int(call.attrs["pre_tockens"])
         self.next = int(call.attrs["next_tockens"])
         self.given = call.optional("atten_mask") is not None
-        # Other code must read this mode, not the call's attribute: without a mask it is 0, because the operator then
-        # ignores the mode.
+        # Other code must read this mode, not the call's attribute: without a mask it is 0, because
+        # the operator then ignores the mode.
         self.mode = int(call.attrs["sparse_mode"]) if self.given else 0
         if self.given:
             self._check_mode()
@@ -89,8 +91,8 @@ class AllowedSet:
         return (distance <= offset) | (np.arange(s2) < self.prefix[batch])
 
     def _band_batch(self) -> int:
-        """The batch entry to which modes 7 and 8 apply the band of mode 4: in mode 7 the last entry that has queries,
-        in mode 8 the first.
+        """The batch entry to which modes 7 and 8 apply the band of mode 4: in mode 7 the last entry
+        that has queries, in mode 8 the first.
 
         Mode 7 is for a sequence that is cut at its end, mode 8 for one that is cut at its start.
         """
@@ -113,7 +115,8 @@ class AllowedSet:
         modes = (0, 1, 2, 3, 4, 6, 7, 8) if packed else (0, 1, 2, 3, 4, 5, 6)
         if self.mode not in modes:
             raise self.call.error(
-                "sparse_mode", f"{self.mode} is not one of {modes}, which layout {self.query.layout} takes"
+                "sparse_mode",
+                f"{self.mode} is not one of {modes}, which layout {self.query.layout} takes",
             )
 
     def _checked_mask(self, mask: Array) -> Bools:
@@ -126,7 +129,12 @@ class AllowedSet:
             excluded = self._packed_mask(excluded)
         else:
             shape = excluded.shape
-            full = (mask_batch(self.call, excluded, self.query), self.query.heads, self.query.total, self.key.total)
+            full = (
+                mask_batch(self.call, excluded, self.query),
+                self.query.heads,
+                self.query.total,
+                self.key.total,
+            )
             if len(shape) not in (2, 4) or any(
                 have not in (1, want) for have, want in zip(shape, full[-len(shape) :], strict=True)
             ):
@@ -138,7 +146,12 @@ class AllowedSet:
         return excluded
 
     def _is_beside_band(self, excluded: Bools) -> bool:
-        return self.mode in (2, 3, 4) and self.query.layout != "TND" and excluded.ndim == 4 and excluded.shape[2] == 1
+        return (
+            self.mode in (2, 3, 4)
+            and self.query.layout != "TND"
+            and excluded.ndim == 4
+            and excluded.shape[2] == 1
+        )
 
     def _check_compressed(self, excluded: Bools) -> None:
         shape = (3072 if self.mode == 6 else _COMPRESSED, _COMPRESSED)
@@ -151,7 +164,9 @@ class AllowedSet:
             content = "1 above the diagonal and 0 elsewhere"
             if self.mode == 6:
                 content = "1 above the diagonal of the first 2048 rows and in the right half of the others, else 0"
-            raise self.call.error("atten_mask", f"sparse_mode {self.mode} takes a mask that is {content}")
+            raise self.call.error(
+                "atten_mask", f"sparse_mode {self.mode} takes a mask that is {content}"
+            )
 
     def _packed_mask(self, excluded: Bools) -> Bools:
         if excluded.ndim == 4 and excluded.shape[:2] == (1, 1):
@@ -168,12 +183,16 @@ class AllowedSet:
     def _checked_prefix(self) -> tuple[int, ...]:
         prefix = tuple(int(value) for value in self.call.tensor("prefix").reshape(-1))
         if len(prefix) != len(self.query.lengths):
-            raise self.call.error("prefix", f"has {len(prefix)} values for {len(self.query.lengths)} batches")
+            raise self.call.error(
+                "prefix", f"has {len(prefix)} values for {len(self.query.lengths)} batches"
+            )
         for batch, value in enumerate(prefix):
             s1, s2 = self.query.lengths[batch], self.key.lengths[batch]
             low = max(0, s2 - s1)
             if s1 and not low <= value <= s2:
-                raise self.call.error("prefix", f"value {value} of batch {batch} is not in [{low}, {s2}]")
+                raise self.call.error(
+                    "prefix", f"value {value} of batch {batch} is not in [{low}, {s2}]"
+                )
         return prefix
 
 

@@ -1,4 +1,5 @@
-"""The reference as OpRun classes, with which onnx.reference runs models with nodes of the domain `ascend`."""
+"""The reference as OpRun classes, with which onnx.reference runs models with nodes of the domain
+`ascend`."""
 
 from __future__ import annotations
 
@@ -26,11 +27,14 @@ class _AscendOp(OpRun):
     def run(self, *args: Any, **kwargs: Any) -> tuple[Array | None, ...]:
         """As OpRun.run, but an output with the name "" is None.
 
-        The evaluator stores every output by its name and reads an absent input by the name "". Any other value would
-        become the absent inputs of all later nodes.
+        The evaluator stores every output by its name and reads an absent input by the name "". Any
+        other value would become the absent inputs of all later nodes.
         """
         results = super().run(*args, **kwargs)  # type: ignore[no-untyped-call]
-        return tuple(value if name else None for name, value in zip(self.onnx_node.output, results, strict=True))
+        return tuple(
+            value if name else None
+            for name, value in zip(self.onnx_node.output, results, strict=True)
+        )
 
     def _run(self, *args: Any, **attrs: Any) -> tuple[Array, ...]:
         spec = _variant(self.op_type, args)
@@ -38,15 +42,20 @@ class _AscendOp(OpRun):
         bound = bind_outputs(spec, self.output)
         wanted = [name for name, value in bound.items() if value]
         try:
-            results = run(self.op_type, bind_inputs(spec, args, given), given, wanted, cann=spec.variant)
+            results = run(
+                self.op_type, bind_inputs(spec, args, given), given, wanted, cann=spec.variant
+            )
         except ReferenceInputError as error:
-            raise ReferenceInputError(error.op_type, error.name, error.problem, self.onnx_node.name) from None
+            raise ReferenceInputError(
+                error.op_type, error.name, error.problem, self.onnx_node.name
+            ) from None
         not_wanted = np.zeros(0)
         return tuple(results.get(name, not_wanted) for name in list(bound)[: len(self.output)])
 
 
 def _variant(op_type: str, args: tuple[Any, ...]) -> OpSpec:
-    """The newest variant with integer inputs at the same positions as the node. Positions differ between variants."""
+    """The newest variant with integer inputs at the same positions as the node. Positions differ
+    between variants."""
     integers = [None if array is None else np.asarray(array).dtype.kind == "i" for array in args]
     fitting = (
         spec
@@ -60,7 +69,8 @@ def _variant(op_type: str, args: tuple[Any, ...]) -> OpSpec:
 
 
 def onnx_ops() -> list[type[OpRun]]:
-    """One OpRun class for each operator with a reference, for `ReferenceEvaluator(model, new_ops=onnx_ops())`.
+    """One OpRun class for each operator with a reference, for
+    `ReferenceEvaluator(model, new_ops=onnx_ops())`.
 
     ReferenceEvaluator does not pass new_ops on to model-local functions; `evaluator` does.
     """
@@ -68,7 +78,8 @@ def onnx_ops() -> list[type[OpRun]]:
 
 
 class GatherElements(OpRun):
-    """onnx 1.23's own ends in an error for data of another size than the indices, which exporters of BERT write."""
+    """onnx 1.23's own ends in an error for data of another size than the indices, which exporters
+    of BERT write."""
 
     def _run(self, data: Array, indices: Array, axis: int = 0) -> tuple[Array]:
         places = list(np.ogrid[tuple(map(slice, indices.shape))])
@@ -79,23 +90,30 @@ class GatherElements(OpRun):
 class _Evaluator(ReferenceEvaluator):
     """Runs the reference operators in the graph, in its subgraphs and in model-local functions."""
 
-    def __init__(self, proto: Any, *, new_ops: list[type[OpRun]] | None = None, **others: Any) -> None:
+    def __init__(
+        self, proto: Any, *, new_ops: list[type[OpRun]] | None = None, **others: Any
+    ) -> None:
         super().__init__(proto, new_ops=[*(new_ops or []), *onnx_ops(), GatherElements], **others)
 
 
 def evaluator(model: onnx.ModelProto | str | os.PathLike[str] | bytes) -> ReferenceEvaluator:
     """A ReferenceEvaluator for a model (a proto, a path or bytes) with `ascend` nodes anywhere.
 
-    It reads calls as ONNX Runtime does: a function of the model that is named like an operator which ONNX Runtime knows
-    by itself is not called. Such a model cannot be evaluated if onnx has no reference of the operator. The functions of
-    nodes that have a reference here are not called either.
+    It reads calls as ONNX Runtime does: a function of the model that is named like an operator
+    which ONNX Runtime knows by itself is not called. Such a model cannot be evaluated if onnx has
+    no reference of the operator. The functions of nodes that have a reference here are not called
+    either.
 
     Raises:
         InputError: a file or bytes are no ONNX model.
     """
     proto = _loaded(model)
     versions = {_domain(opset.domain): opset.version for opset in proto.opset_import}
-    called = [each for each in proto.functions if each.domain != DOMAIN and not _is_shadowed(each, versions)]
+    called = [
+        each
+        for each in proto.functions
+        if each.domain != DOMAIN and not _is_shadowed(each, versions)
+    ]
     if len(called) < len(proto.functions):
         given, proto = proto, onnx.ModelProto()
         proto.CopyFrom(given)
@@ -108,7 +126,11 @@ def _loaded(model: onnx.ModelProto | str | os.PathLike[str] | bytes) -> onnx.Mod
     if isinstance(model, onnx.ModelProto):
         return model
     try:
-        return onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(os.fspath(model))
+        return (
+            onnx.load_model_from_string(model)
+            if isinstance(model, bytes)
+            else onnx.load(os.fspath(model))
+        )
     except DecodeError:
         name = "the model" if isinstance(model, bytes) else os.fspath(model)
         raise InputError(f"{name} is no ONNX model") from None

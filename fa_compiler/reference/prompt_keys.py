@@ -1,4 +1,5 @@
-"""The keys and values of a prompt as [N2, L, D] of each batch entry in float64, for every form of storage.
+"""The keys and values of a prompt as [N2, L, D] of each batch entry in float64, for every form of
+storage.
 
     one tensor   in the layout of query; in TND and NTD the entries lie back to back
     a list       of tensors of batch 1, one for each entry
@@ -7,9 +8,9 @@
     a prefix     key_shared_prefix and value_shared_prefix, before the keys of every entry
     INT8         with a floating-point query, an element represents (x + offset) * scale
 
-Entry b has actual_seq_lengths_kv[b] keys. In TND and NTD the lengths are cumulative, but not with pages. With
-kv_padding_size the keys end that many positions before the end of their storage; an entry that does not fit has no
-keys.
+Entry b has actual_seq_lengths_kv[b] keys. In TND and NTD the lengths are cumulative, but not with
+pages. With kv_padding_size the keys end that many positions before the end of their storage; an
+entry that does not fit has no keys.
 """
 
 from __future__ import annotations
@@ -100,14 +101,19 @@ def cumulative(call: OpCall, name: str, total: int) -> list[Span]:
 
 
 def lengths(call: OpCall, name: str, room: list[int]) -> list[int]:
-    """The length of each entry. A single given length is for all entries; lengths after the last entry are ignored."""
+    """The length of each entry. A single given length is for all entries; lengths after the last
+    entry are ignored."""
     given = vector(call, name)
     if given is None:
         return room
     numbers = [int(number) for number in given]
     numbers = numbers * len(room) if len(numbers) == 1 else numbers[: len(room)]
-    if len(numbers) < len(room) or any(not 0 <= size <= most for size, most in zip(numbers, room, strict=True)):
-        raise call.error(name, f"{numbers} are not {len(room)} lengths from 0 to {max(room, default=0)}")
+    if len(numbers) < len(room) or any(
+        not 0 <= size <= most for size, most in zip(numbers, room, strict=True)
+    ):
+        raise call.error(
+            name, f"{numbers} are not {len(room)} lengths from 0 to {max(room, default=0)}"
+        )
     return numbers
 
 
@@ -122,7 +128,9 @@ class Keys:
         self._check_lists()
         self.widths = {name: self._width(name) for name in self.tensors}
         if self.widths["key"] != sizes.width:
-            raise call.error("key", f"has the head size {self.widths['key']}, expected {sizes.width} as query")
+            raise call.error(
+                "key", f"has the head size {self.widths['key']}, expected {sizes.width} as query"
+            )
         self.room = self._room("key")
         if self.room != self._room("value"):
             raise call.error("value", "key and value differ in their lengths")
@@ -155,11 +163,15 @@ class Keys:
             stored = self._pages(name, tensors[0], entry, size)
         else:
             tensor = self._split(name, tensors[entry if self.listed else 0])
-            stored = tensor[0 if self.listed or self.sizes.packed else entry][:, first : first + size]
+            stored = tensor[0 if self.listed or self.sizes.packed else entry][
+                :, first : first + size
+            ]
         numbers = self._numbers(name, stored, entry, first)
         if name not in self.prefix:
             return numbers
-        return np.concatenate([self._numbers(name, self.prefix[name][:, : self.shared], entry, 0), numbers], axis=1)
+        return np.concatenate(
+            [self._numbers(name, self.prefix[name][:, : self.shared], entry, 0), numbers], axis=1
+        )
 
     def _numbers(self, name: str, stored: Array, entry: int, first: int) -> Floats:
         numbers: Floats = stored.astype(np.float64)
@@ -184,14 +196,17 @@ class Keys:
         if len(keys) != len(values):
             raise call.error("value", f"has {len(values)} tensors, expected {len(keys)} as key")
         if self.listed and (sizes.packed or self.table is not None or len(keys) != sizes.batch):
-            raise call.error("key", f"a list of {len(keys)} tensors for a batch of {sizes.batch} in {sizes.layout}")
+            raise call.error(
+                "key",
+                f"a list of {len(keys)} tensors for a batch of {sizes.batch} in {sizes.layout}",
+            )
         for name, tensors in self.tensors.items():
             for tensor in tensors:
                 self._check_tensor(name, tensor)
 
     def _check_tensor(self, name: str, tensor: Array) -> None:
-        """A tensor of keys or values has the type of query, or INT8 with scales. It has the type of the first key and
-        the batch size of the call."""
+        """A tensor of keys or values has the type of query, or INT8 with scales. It has the type of
+        the first key and the batch size of the call."""
         sizes, call, first = self.sizes, self.call, self.tensors["key"][0]
         # PromptFlashAttention does not have the attribute key_antiquant_mode.
         scaled = sizes.query_type != np.int8 and "key_antiquant_mode" in call.attrs
@@ -199,7 +214,9 @@ class Keys:
             problem = f"dtype {tensor.dtype} beside a query of {sizes.query_type}; 4-bit keys are not computed"
             raise call.error(name, problem)
         if tensor.dtype != first.dtype:
-            raise call.error(name, f"dtype {tensor.dtype} differs from {first.dtype} of the first key")
+            raise call.error(
+                name, f"dtype {tensor.dtype} differs from {first.dtype} of the first key"
+            )
         if self.table is None and not sizes.packed:
             batch = self._split(name, tensor).shape[0]
             if batch != (1 if self.listed else sizes.batch):
@@ -234,14 +251,20 @@ class Keys:
         return int({3: shape[-1] // heads, 4: shape[-1], 5: shape[2] * shape[-1]}[cache.ndim])
 
     def _check_table(self) -> None:
-        """Raise ReferenceInputError if the table names blocks that do not exist, or too few for the keys."""
+        """Raise ReferenceInputError if the table names blocks that do not exist, or too few for the
+        keys."""
         if self.table is None:
             return
-        size, blocks = int(self.call.attrs["block_size"]), min(len(tensors[0]) for tensors in self.tensors.values())
+        size, blocks = (
+            int(self.call.attrs["block_size"]),
+            min(len(tensors[0]) for tensors in self.tensors.values()),
+        )
         for entry, (_, count) in enumerate(self.spans):
             used = self.table[entry, : -(-count // size)]
             if len(used) and not 0 <= used.min() <= used.max() < blocks:
-                raise self.call.error("block_table", f"row {entry}, {used.tolist()}, names blocks that are not there")
+                raise self.call.error(
+                    "block_table", f"row {entry}, {used.tolist()}, names blocks that are not there"
+                )
 
     def _pages(self, name: str, cache: Array, entry: int, count: int) -> Array:
         assert self.table is not None
@@ -262,7 +285,9 @@ class Keys:
         if self.table is not None:
             if self.table.ndim != 2 or len(self.table) != self.sizes.batch:
                 expected = f"[{self.sizes.batch},blocks of an entry]"
-                raise self.call.error("block_table", f"shape {list(self.table.shape)} is not {expected}")
+                raise self.call.error(
+                    "block_table", f"shape {list(self.table.shape)} is not {expected}"
+                )
             return [self.table.shape[1] * int(self.call.attrs["block_size"])] * self.sizes.batch
         found = [self._split(name, tensor).shape[2] for tensor in self.tensors[name]]
         return found if self.listed else found * self.sizes.batch
@@ -270,21 +295,31 @@ class Keys:
     def _spans(self) -> list[Span]:
         call, name = self.call, "actual_seq_lengths_kv"
         if (self.table is not None or self.sizes.packed) and call.optional(name) is None:
-            raise call.error(name, f"absent with {'pages' if self.table is not None else self.sizes.layout}")
+            raise call.error(
+                name, f"absent with {'pages' if self.table is not None else self.sizes.layout}"
+            )
         padding = vector(call, "kv_padding_size")
         if padding is not None:
             self._check_padding("kv_padding_size", padding, name)
         if self.sizes.packed and self.table is None:
             spans = cumulative(call, name, self.room[0] if self.room else 0)
             if len(spans) != self.sizes.batch:
-                raise call.error(name, f"has {len(spans)} lengths, expected {self.sizes.batch} as actual_seq_lengths")
+                raise call.error(
+                    name,
+                    f"has {len(spans)} lengths, expected {self.sizes.batch} as actual_seq_lengths",
+                )
             return spans
         counts = lengths(call, name, self.room)
         if padding is None:
             return [Span(0, count) for count in counts]
         padding_size = max(0, int(padding.reshape(-1)[0]))
-        firsts = [room - padding_size - count for room, count in zip(self.room, counts, strict=True)]
-        return [Span(first, size) if first >= 0 else Span(0, 0) for first, size in zip(firsts, counts, strict=True)]
+        firsts = [
+            room - padding_size - count for room, count in zip(self.room, counts, strict=True)
+        ]
+        return [
+            Span(first, size) if first >= 0 else Span(0, 0)
+            for first, size in zip(firsts, counts, strict=True)
+        ]
 
     def _check_padding(self, name: str, padding: Array, needed: str) -> None:
         if padding.shape != (1,):
@@ -301,7 +336,9 @@ class Keys:
             return {}
         prefix = {name: self._prefix_of(name, tensor) for name, tensor in given.items()}
         if prefix["key"].shape[1] != prefix["value"].shape[1]:
-            raise self.call.error("value_shared_prefix", "key_shared_prefix and value_shared_prefix differ in length")
+            raise self.call.error(
+                "value_shared_prefix", "key_shared_prefix and value_shared_prefix differ in length"
+            )
         return prefix
 
     def _prefix_of(self, name: str, tensor: Array | None) -> Array:
@@ -310,7 +347,9 @@ class Keys:
         if tensor is None:
             raise self.call.error(full, "is absent, expected with the prefix of the other")
         if self.sizes.packed or self.table is not None or self.listed or integers:
-            raise self.call.error(full, "given with a packed layout, pages, a list or an INT8 query")
+            raise self.call.error(
+                full, "given with a packed layout, pages, a list or an INT8 query"
+            )
         if self.call.optional("kv_padding_size") is not None:
             raise self.call.error(full, "given beside kv_padding_size")
         if tensor.dtype != self.tensors["key"][0].dtype:
@@ -331,7 +370,8 @@ class Keys:
         size = int(given.reshape(-1)[0])
         if given.shape != (1,) or not 0 <= size <= prefix_length:
             raise self.call.error(
-                "actual_shared_prefix_len", f"{given.tolist()} is not a length from 0 to {prefix_length}"
+                "actual_shared_prefix_len",
+                f"{given.tolist()} is not a length from 0 to {prefix_length}",
             )
         return size
 
@@ -343,10 +383,14 @@ class Keys:
         call = self.call
         quantised = self.sizes.query_type != np.int8 and self.tensors["key"][0].dtype == np.int8
         names = itertools.chain(*zip(_ANTIQUANT, _KEY_ANTIQUANT, _VALUE_ANTIQUANT, strict=True))
-        given = {name: tensor for name in names if (tensor := typed(call, name, *FLOATS)) is not None}
+        given = {
+            name: tensor for name in names if (tensor := typed(call, name, *FLOATS)) is not None
+        }
         if not quantised:
             for name in given:
-                raise call.error(name, "given, expected none: keys are not INT8 beside a query of floats")
+                raise call.error(
+                    name, "given, expected none: keys are not INT8 beside a query of floats"
+                )
             return {}
         if not any(self.count(entry) for entry in range(self.sizes.batch)):
             return {}  # no keys: scales by token would be empty
@@ -360,8 +404,12 @@ class Keys:
         (key_scale, key_offset), (value_scale, value_offset) = _KEY_ANTIQUANT, _VALUE_ANTIQUANT
         key_mode, value_mode = self._own_modes()
         return {
-            "key": self._scale(_KEY_ANTIQUANT, key_mode, "key", given[key_scale], given.get(key_offset)),
-            "value": self._scale(_VALUE_ANTIQUANT, value_mode, "value", given[value_scale], given.get(value_offset)),
+            "key": self._scale(
+                _KEY_ANTIQUANT, key_mode, "key", given[key_scale], given.get(key_offset)
+            ),
+            "value": self._scale(
+                _VALUE_ANTIQUANT, value_mode, "value", given[value_scale], given.get(value_offset)
+            ),
         }
 
     def _have_own_scales(self, given: Mapping[str, Array]) -> bool:
@@ -375,17 +423,23 @@ class Keys:
         return key_scale in given
 
     def _own_modes(self) -> tuple[int, int]:
-        """The modes of the own scales of keys and values. Mode 3 means keys by channel (0) and values by token (1)."""
+        """The modes of the own scales of keys and values. Mode 3 means keys by channel (0) and
+        values by token (1)."""
         key, value = (int(self.call.attrs[f"{name}_antiquant_mode"]) for name in ("key", "value"))
         if key != value and (key, value) != (0, 1):
-            raise self.call.error("value_antiquant_mode", f"is {value} beside a key_antiquant_mode of {key}")
+            raise self.call.error(
+                "value_antiquant_mode", f"is {value} beside a key_antiquant_mode of {key}"
+            )
         return (0, 1) if key == 3 else (key, value)
 
     def _common_scales(self, given: Mapping[str, Array]) -> tuple[list[Array], list[Array | None]]:
-        """antiquant_scale and antiquant_offset, whose first dimension is keys and values, for each of the two."""
+        """antiquant_scale and antiquant_offset, whose first dimension is keys and values, for each
+        of the two."""
         scales, offsets = (given.get(name) for name in _ANTIQUANT)
         if scales is None or scales.ndim == 0 or scales.shape[0] != 2:
-            raise self.call.error("antiquant_scale", "two scales, of keys and values, are needed for INT8 keys")
+            raise self.call.error(
+                "antiquant_scale", "two scales, of keys and values, are needed for INT8 keys"
+            )
         if offsets is not None and offsets.shape != scales.shape:
             problem = f"shape {list(offsets.shape)} is not {list(scales.shape)} as the scale"
             raise self.call.error("antiquant_offset", problem)
@@ -398,19 +452,26 @@ class Keys:
         if mode not in (0, 1, 2):
             raise call.error(names[0], f"the antiquantisation of mode {mode} is not computed")
         if offset is not None and np.shape(offset) != scale.shape:
-            raise call.error(names[1], f"shape {list(np.shape(offset))} is not {list(scale.shape)} as the scale")
+            raise call.error(
+                names[1], f"shape {list(np.shape(offset))} is not {list(scale.shape)} as the scale"
+            )
         by_channel = ((heads, 1, width), (heads, width), (heads * width,))
         form: tuple[int, ...]
         if mode == 1:
             form = (self.sizes.batch, scale.shape[-1] if scale.ndim else 0)
             is_valid = scale.shape in (form, (1, *form)) and form[1] >= max(self.room, default=0)
             if self.prefix or self.sizes.packed:
-                raise call.error(names[0], "by token with a prefix or a packed layout is not computed")
+                raise call.error(
+                    names[0], "by token with a prefix or a packed layout is not computed"
+                )
         elif mode == 2:
             form, is_valid = (heads, 1, 1), scale.shape == (heads,)
         else:
             form = (1, 1, 1) if scale.size == 1 else (heads, 1, width)
-            is_valid = scale.shape in ((), (1,)) or scale.shape in (*by_channel, *((1, *shape) for shape in by_channel))
+            is_valid = scale.shape in ((), (1,)) or scale.shape in (
+                *by_channel,
+                *((1, *shape) for shape in by_channel),
+            )
         if not is_valid:
             raise call.error(names[0], f"shape {list(scale.shape)} does not fit mode {mode}")
         shift = np.zeros(form) if offset is None else np.asarray(offset, np.float64).reshape(form)

@@ -1,6 +1,7 @@
 """The position bias (pse): a tensor (pse_type 0 and 1), or computed from slopes (pse_type 2 and 3).
 
-pse_type 1 adds it before the scale, S = scale*(A + pse); the other types add it after the scale, S = scale*A + pse.
+pse_type 1 adds it before the scale, S = scale*(A + pse); the other types add it after the scale, S
+= scale*A + pse.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ _COMPRESSED_ROWS = 1024
 
 
 class Pse:
-    """The bias of a call, one (batch, query head) at a time. `name` is its input: real_shift, or pse_shift in the
-    gradient."""
+    """The bias of a call, one (batch, query head) at a time. `name` is its input: real_shift, or
+    pse_shift in the gradient."""
 
-    def __init__(self, call: OpCall, name: str, query: Side, key: Side, allowed: AllowedSet) -> None:
+    def __init__(
+        self, call: OpCall, name: str, query: Side, key: Side, allowed: AllowedSet
+    ) -> None:
         self.call = call
         self.name = name
         self.query = query
@@ -32,7 +35,10 @@ class Pse:
         self.given = call.optional(name) is not None
         if not self.given:
             if self.type != 1:
-                raise call.error(name, f"absent, but pse_type {self.type} needs it (without it pse_type must be 1)")
+                raise call.error(
+                    name,
+                    f"absent, but pse_type {self.type} needs it (without it pse_type must be 1)",
+                )
         elif self.type in (2, 3):
             self._set_slopes(call.tensor(name))
         else:
@@ -44,7 +50,8 @@ class Pse:
         return self.type == 1
 
     def bias(self, batch: int, head: int) -> Floats | None:
-        """The bias of one batch entry and query head, [S1, S2] or [1, S2]; None if there is none."""
+        """The bias of one batch entry and query head, [S1, S2] or [1, S2]; None if there is
+        none."""
         if not self.given:
             return None
         s1, s2 = self.query.lengths[batch], self.key.lengths[batch]
@@ -77,9 +84,12 @@ class Pse:
         return 0 if values is None or values.size == 0 else int(values.reshape(-1)[0])
 
     def _from_slope(self, batch: int, head: int, s1: int, s2: int) -> Floats:
-        # In mode 8 only the first sequence is cut, so the start indices do not apply to later batch entries.
+        # In mode 8 only the first sequence is cut, so the start indices do not apply to later batch
+        # entries.
         start = 0 if self.allowed.mode == 8 and batch > 0 else self.start
-        distance = np.abs(np.arange(s2)[None, :] - np.arange(s1)[:, None] + start).astype(np.float64)
+        distance = np.abs(np.arange(s2)[None, :] - np.arange(s1)[:, None] + start).astype(
+            np.float64
+        )
         if self.type == 3:
             distance = np.sqrt(distance)
         bias: Floats = -self.slopes[batch, head] * distance
@@ -99,27 +109,42 @@ class Pse:
             else:
                 self._set_flat(tensor)
                 return
-        elif tensor.ndim == 4 and tensor.shape[2] == _COMPRESSED_ROWS and self.query.total > _COMPRESSED_ROWS:
+        elif (
+            tensor.ndim == 4
+            and tensor.shape[2] == _COMPRESSED_ROWS
+            and self.query.total > _COMPRESSED_ROWS
+        ):
             expected = (batches, heads, _COMPRESSED_ROWS, self.key.total)
             self.compressed = True
         else:
             expected = (batches, heads, self.query.total, self.key.total)
-        if tensor.ndim != 4 or any(have not in (1, want) for have, want in zip(tensor.shape, expected, strict=True)):
+        if tensor.ndim != 4 or any(
+            have not in (1, want) for have, want in zip(tensor.shape, expected, strict=True)
+        ):
             raise self.call.error(
-                self.name, f"shape {list(tensor.shape)} is not {list(expected)}, nor that with axes of size 1"
+                self.name,
+                f"shape {list(tensor.shape)} is not {list(expected)}, nor that with axes of size 1",
             )
         if self.compressed:
             self._check_compressed()
 
     def _check_compressed(self) -> None:
-        """Raise ReferenceInputError if a key above the diagonal is attended: only the bias up to it can be rebuilt."""
+        """Raise ReferenceInputError if a key above the diagonal is attended: only the bias up to it
+        can be rebuilt."""
         if any(s1 != s2 for s1, s2 in zip(self.query.lengths, self.key.lengths, strict=True)):
-            raise self.call.error(self.name, "a bias compressed to 1024 rows needs as many queries as keys")
+            raise self.call.error(
+                self.name, "a bias compressed to 1024 rows needs as many queries as keys"
+            )
         allowed, longest = self.allowed, self.query.longest
         causal = allowed.given and (
             allowed.mode in (2, 3)
             or (allowed.mode == 0 and allowed.pre >= longest and allowed.next == 0)
-            or (allowed.mode == 4 and self.query.layout == "TND" and allowed.pre >= longest and allowed.next == 0)
+            or (
+                allowed.mode == 4
+                and self.query.layout == "TND"
+                and allowed.pre >= longest
+                and allowed.next == 0
+            )
         )
         if not causal:
             raise self.call.error(
@@ -129,10 +154,13 @@ class Pse:
             )
 
     def _set_flat(self, tensor: Array) -> None:
-        """Packed batch entries back to back, each [N1,S1_b,S2_b] or [N1,S2_b]; of rank 2 or more, in the gradient 1."""
+        """Packed batch entries back to back, each [N1,S1_b,S2_b] or [N1,S2_b]; of rank 2 or more,
+        in the gradient 1."""
         backward = self.name == "pse_shift"
         heads = self.query.heads
-        full = [heads * s1 * s2 for s1, s2 in zip(self.query.lengths, self.key.lengths, strict=True)]
+        full = [
+            heads * s1 * s2 for s1, s2 in zip(self.query.lengths, self.key.lengths, strict=True)
+        ]
         rows = [heads * s2 for s2 in self.key.lengths]
         count = tensor.shape[0] if tensor.ndim else 0
         rank_fits = tensor.ndim == 1 if backward else tensor.ndim >= 2
@@ -144,7 +172,9 @@ class Pse:
                 + ("rank 1" if backward else "rank 2 or more with all of them on axis 0"),
             )
         if sum(full) == sum(rows) and full != rows:
-            raise self.call.error(self.name, "with these lengths the bias could be one row or a matrix a batch")
+            raise self.call.error(
+                self.name, "with these lengths the bias could be one row or a matrix a batch"
+            )
         self.flat_is_full = count == sum(full)
         sizes = full if self.flat_is_full else rows
         self.flat = tensor.reshape(-1)
@@ -159,10 +189,12 @@ class Pse:
 
 
 def _decompress(stored: Floats, s1: int, s2: int, longest: int) -> Floats:
-    """The full [S1, S2] bias from the last 1024 rows of an ALiBi bias, which is constant along diagonals.
+    """The full [S1, S2] bias from the last 1024 rows of an ALiBi bias, which is constant along
+    diagonals.
 
-    The stored row r is row longest - 1024 + r of the bias. An earlier row i is read from the stored row 0, at the
-    column with the same i - j. The bias above the diagonal is unknown. It is set to 0, and it is never attended.
+    The stored row r is row longest - 1024 + r of the bias. An earlier row i is read from the stored
+    row 0, at the column with the same i - j. The bias above the diagonal is unknown. It is set to
+    0, and it is never attended.
     """
     stored = np.broadcast_to(stored, (_COMPRESSED_ROWS, longest))
     i = np.arange(s1)[:, None]

@@ -13,7 +13,8 @@ def number(call: OpCall, name: str) -> float:
     """The only number of a tensor. A UINT64 holds the bits of a float32 in its lower half.
 
     Raises:
-        ReferenceInputError: the tensor does not have the shape [1], or is neither float32 nor uint64.
+        ReferenceInputError: the tensor does not have the shape [1], or is neither float32 nor
+            uint64.
     """
     tensor = call.tensor(name)
     if tensor.size != 1:
@@ -21,7 +22,9 @@ def number(call: OpCall, name: str) -> float:
     if tensor.dtype.name not in ("float32", "float64", "uint64"):
         raise call.error(name, f"dtype {tensor.dtype} is not float32 or uint64")
     if tensor.dtype == np.uint64:
-        return float((tensor.reshape(1) & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.float32)[0])
+        return float(
+            (tensor.reshape(1) & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.float32)[0]
+        )
     return float(tensor.reshape(-1)[0])
 
 
@@ -29,7 +32,9 @@ class Integers:
     """The three scales of an INT8 query; `names` are the inputs that hold them."""
 
     def __init__(self, call: OpCall, names: tuple[str, str, str]) -> None:
-        self.dequant_scale1, self.quant_scale1, self.dequant_scale2 = (number(call, name) for name in names)
+        self.dequant_scale1, self.quant_scale1, self.dequant_scale2 = (
+            number(call, name) for name in names
+        )
 
     def rounded(self, weights: Floats) -> Floats:
         """The INT8 numbers that are multiplied with the values, from exp(S - max)."""
@@ -50,5 +55,6 @@ def channels(call: OpCall, name: str, heads: int, width: int) -> Array | None:
 
 
 def saturated(results: Floats) -> Floats:
-    """The results rounded to INT8 with ties to even. NaN becomes -128, as in ONNX Runtime's QuantizeLinear."""
+    """The results rounded to INT8 with ties to even. NaN becomes -128, as in ONNX Runtime's
+    QuantizeLinear."""
     return np.clip(np.rint(np.where(np.isnan(results), -128, results)), -128, 127)

@@ -36,8 +36,8 @@ def run(
 
     Args:
         op_type: the operator.
-        inputs: arrays by REG_OP input name, a list of arrays for a dynamic input. The dtypes are those of `ops.run` and
-            float64. An absent input is None or missing.
+        inputs: arrays by REG_OP input name, a list of arrays for a dynamic input. The dtypes are
+            those of `ops.run` and float64. An absent input is None or missing.
         attrs: attributes by name; a missing one has its default.
         outputs: the names of the outputs to return; None returns all.
         dtype: "float64" gives unrounded float64 results of pure float64 arithmetic.
@@ -61,17 +61,22 @@ def run(
     for name in wanted:
         if name not in output_names:
             raise ReferenceInputError(
-                op_type, name, f"is not an output of this operator; they are {', '.join(output_names)}"
+                op_type,
+                name,
+                f"is not an output of this operator; they are {', '.join(output_names)}",
             )
     attributes, arrays = full_attrs(spec, attrs), _arrays(spec, inputs)
     broken = refusal(spec, arrays, attributes, cann, doubles=True)
     if broken is not None:
         problem = broken.message.removeprefix(f"{broken.tensor} ")
         raise ReferenceInputError(op_type, broken.tensor, f"{problem} ({broken.constraint})")
-    results = function(OpCall(op_type, arrays, later_attrs(spec) | attributes, exact=dtype is not None))
+    results = function(
+        OpCall(op_type, arrays, later_attrs(spec) | attributes, exact=dtype is not None)
+    )
     with np.errstate(over="ignore"):
         return {
-            name: results[name].data if dtype else results[name].data.astype(results[name].dtype) for name in wanted
+            name: results[name].data if dtype else results[name].data.astype(results[name].dtype)
+            for name in wanted
         }
 
 
@@ -79,7 +84,9 @@ def _arrays(spec: OpSpec, inputs: Mapping[str, Any]) -> Arrays:
     for name in inputs:
         if name not in spec.input_names:
             raise ReferenceInputError(
-                spec.name, name, f"is not an input of this operator; they are {', '.join(spec.input_names)}"
+                spec.name,
+                name,
+                f"is not an input of this operator; they are {', '.join(spec.input_names)}",
             )
     try:
         arrays = as_arrays(spec, inputs)

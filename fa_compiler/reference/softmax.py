@@ -1,4 +1,5 @@
-"""Soft caps of the scores, the softmax over the attended keys of a row, and the result of a row that attends no key."""
+"""Soft caps of the scores, the softmax over the attended keys of a row, and the result of a row
+that attends no key."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ FLT_MIN = float(np.finfo(np.float32).tiny)
 
 
 class Softmax(NamedTuple):
-    """P [S1,S2], which is 0 for a key that is not read; the read keys [S1,S2]; max [S1] and sum [S1] of each row."""
+    """P [S1,S2], which is 0 for a key that is not read; the read keys [S1,S2]; max [S1] and sum
+    [S1] of each row."""
 
     probabilities: Floats
     read: Bools
@@ -23,7 +25,8 @@ class Softmax(NamedTuple):
 
 
 def capped(scores: Floats, softcap: float) -> Floats:
-    """c * tanh(scores / c) for a `softcap` c, the attribute cpu_softcap; the scores themselves if it is 0."""
+    """c * tanh(scores / c) for a `softcap` c, the attribute cpu_softcap; the scores themselves if
+    it is 0."""
     return scores if softcap == 0.0 else softcap * np.tanh(scores / softcap)
 
 
@@ -36,24 +39,28 @@ def softmax(
     mask_value: float | Floats = -np.inf,
     valueless: bool = False,
 ) -> Softmax:
-    """Softmax of the scores [S1,S2] over the allowed keys. A sink takes part in max and sum, but has no value.
+    """Softmax of the scores [S1,S2] over the allowed keys. A sink takes part in max and sum, but
+    has no value.
 
-    An *empty* row attends no key. As in the operator, its max is -FLT_MAX and its sum FLT_MAX, or with a sink the sink
-    and 1. Its probabilities depend on `empty_rows`, the extension attribute cpu_empty_rows:
+    An *empty* row attends no key. As in the operator, its max is -FLT_MAX and its sum FLT_MAX, or
+    with a sink the sink and 1. Its probabilities depend on `empty_rows`, the extension attribute
+    cpu_empty_rows:
 
         "", "zero"  0
         "mean"      uniform over all keys
         "unmasked"  the softmax over all keys
         "nan"       NaN
 
-    Every other row is a plain IEEE softmax, which may be NaN. `nan_rows`, the attribute cpu_nan_rows, replaces rows of
-    NaN by 0: with "zero" all of them, with "infinite" those whose attended scores are all -inf. The values of the
-    attended keys are read there, too: a NaN among them stays a NaN.
+    Every other row is a plain IEEE softmax, which may be NaN. `nan_rows`, the attribute
+    cpu_nan_rows, replaces rows of NaN by 0: with "zero" all of them, with "infinite" those whose
+    attended scores are all -inf. The values of the attended keys are read there, too: a NaN among
+    them stays a NaN.
 
-    With a finite `mask_value`, the attribute cpu_mask_value, keys that are not allowed have that score, so no row is
-    empty. They are read where their weight, relative to that of the largest score, is not 0 in float32. With the
-    attribute cpu_masked_bias, `mask_value` is [S1,S2] and may be infinite: every key has a score of its own. With
-    `valueless`, the attribute cpu_masked_values, these keys take part in the sum, but their values are not read.
+    With a finite `mask_value`, the attribute cpu_mask_value, keys that are not allowed have that
+    score, so no row is empty. They are read where their weight, relative to that of the largest
+    score, is not 0 in float32. With the attribute cpu_masked_bias, `mask_value` is [S1,S2] and may
+    be infinite: every key has a score of its own. With `valueless`, the attribute
+    cpu_masked_values, these keys take part in the sum, but their values are not read.
     """
     attended = allowed
     scored = isinstance(mask_value, np.ndarray) or bool(np.isfinite(mask_value))
@@ -85,8 +92,11 @@ def softmax(
     return Softmax(probabilities, read, row_max, row_sum)
 
 
-def _plain(scores: Floats, allowed: Bools, sink: float | None) -> tuple[Floats, Floats, Floats, Floats]:
-    """The probabilities [S1,S2], the same relative to that of the largest score, and max [S1] and sum [S1]."""
+def _plain(
+    scores: Floats, allowed: Bools, sink: float | None
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """The probabilities [S1,S2], the same relative to that of the largest score, and max [S1] and
+    sum [S1]."""
     row_max = np.where(allowed, scores, -np.inf).max(axis=1)
     if sink is not None:
         row_max = np.maximum(row_max, sink)

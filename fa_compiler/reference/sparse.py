@@ -1,8 +1,9 @@
-"""The common part of the sparse operators: the sequences of a call, their keys (paged or not), and the keys that a row
-selects.
+"""The common part of the sparse operators: the sequences of a call, their keys (paged or not), and
+the keys that a row selects.
 
-The tokens of both layouts are one list: BSND [B,S,N,D] is read as [B*S,N,D], in which sequence b begins at b*S, and TND
-is such a list already. So every tensor with an entry for each query token is indexed by the token in both layouts.
+The tokens of both layouts are one list: BSND [B,S,N,D] is read as [B*S,N,D], in which sequence b
+begins at b*S, and TND is such a list already. So every tensor with an entry for each query token is
+indexed by the token in both layouts.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ EMPTY_MAX = -2e38
 class Sequence:
     """One batch entry.
 
-    Its query tokens begin at token `first`; `covered` tokens belong to it, and the first `queries` of them are
-    computed. `keys` are the positions of its keys in the list of all key tokens.
+    Its query tokens begin at token `first`; `covered` tokens belong to it, and the first `queries`
+    of them are computed. `keys` are the positions of its keys in the list of all key tokens.
     """
 
     first: int
@@ -40,8 +41,8 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Row:
-    """One query token to be computed: its index among all tokens, its position in its sequence, and how many keys of
-    the sequence are visible to it."""
+    """One query token to be computed: its index among all tokens, its position in its sequence, and
+    how many keys of the sequence are visible to it."""
 
     token: int
     position: int
@@ -52,8 +53,9 @@ class Row:
 class SparseCall:
     """The sequences and sizes of a call.
 
-    `lengths` names the inputs with the lengths of query and key, `layouts` the attributes with their layouts, `mode`
-    the attribute with the sparse mode. With `counted`, BSND has lengths, too; otherwise its sequences are full.
+    `lengths` names the inputs with the lengths of query and key, `layouts` the attributes with
+    their layouts, `mode` the attribute with the sparse mode. With `counted`, BSND has lengths, too;
+    otherwise its sequences are full.
     """
 
     def __init__(
@@ -67,10 +69,14 @@ class SparseCall:
         self.call = call
         self.layout, self.key_layout = (str(call.attrs[name]) for name in layouts)
         if self.layout not in QUERY_LAYOUTS:
-            raise call.error(layouts[0], f"{self.layout!r} is not one of {', '.join(QUERY_LAYOUTS)}")
+            raise call.error(
+                layouts[0], f"{self.layout!r} is not one of {', '.join(QUERY_LAYOUTS)}"
+            )
         known = KEY_LAYOUTS if layouts[0] != layouts[1] else QUERY_LAYOUTS
         if self.key_layout not in known or self.key_layout not in (self.layout, PAGED):
-            raise call.error(layouts[1], f"{self.key_layout!r} does not fit {layouts[0]} {self.layout!r}")
+            raise call.error(
+                layouts[1], f"{self.key_layout!r} does not fit {layouts[0]} {self.layout!r}"
+            )
         self.mode = int(call.attrs[mode])
         if self.mode not in (0, 3):
             raise call.error(mode, f"must be 0 or 3, got {self.mode}")
@@ -87,31 +93,40 @@ class SparseCall:
         self.key_dims = key.shape[:-2]
         self.key_heads = key.shape[-2]
         if self.key_heads == 0 or self.heads % self.key_heads:
-            raise call.error("key", f"has {self.key_heads} heads, which do not divide the {self.heads} of query")
+            raise call.error(
+                "key", f"has {self.key_heads} heads, which do not divide the {self.heads} of query"
+            )
         self.group = self.heads // self.key_heads
         self.sequences = self._sequences(lengths, counted)
 
     def rows(self) -> Iterator[Row]:
         """The rows that are computed, in the order of their tokens.
 
-        In mode 0 all keys are visible to a row. In mode 3 only the keys up to its own position are; the last row sees
-        all keys.
+        In mode 0 all keys are visible to a row. In mode 3 only the keys up to its own position are;
+        the last row sees all keys.
         """
         for sequence in self.sequences:
             count = len(sequence.keys)
             for i in range(sequence.queries):
-                visible = count if self.mode == 0 else min(count, max(0, count - sequence.queries + i + 1))
+                visible = (
+                    count
+                    if self.mode == 0
+                    else min(count, max(0, count - sequence.queries + i + 1))
+                )
                 yield Row(sequence.first + i, i, visible, sequence)
 
     def by_token(self, name: str, *dims: int) -> Floats:
-        """A tensor with one entry for each query token as [tokens, *dims]; -1 in `dims` stands for any size."""
+        """A tensor with one entry for each query token as [tokens, *dims]; -1 in `dims` stands for
+        any size."""
         return self._flat(name, self.token_dims, dims, (self.tokens,))
 
     def by_key(self, name: str, *dims: int) -> Floats:
         """A tensor with one entry for each key token as [key tokens, *dims]."""
         return self._flat(name, self.key_dims, dims, (int(np.prod(self.key_dims)),))
 
-    def _flat(self, name: str, front: tuple[int, ...], dims: tuple[int, ...], flat: tuple[int]) -> Floats:
+    def _flat(
+        self, name: str, front: tuple[int, ...], dims: tuple[int, ...], flat: tuple[int]
+    ) -> Floats:
         tensor = self.call.tensor(name)
         expected = (*front, *dims)
         is_valid = tensor.ndim == len(expected) and all(
@@ -122,7 +137,8 @@ class SparseCall:
         return tensor.astype(np.float64).reshape(flat + tensor.shape[len(front) :])
 
     def indices(self, any_heads: bool = False) -> Ints:
-        """sparse_indices as [tokens, key heads, K]. With `any_heads`, one list may be for all key heads."""
+        """sparse_indices as [tokens, key heads, K]. With `any_heads`, one list may be for all key
+        heads."""
         heads = self.call.tensor("sparse_indices").shape[-2:-1]
         wanted = 1 if any_heads and heads == (1,) else self.key_heads
         lists = self.by_token("sparse_indices", wanted, -1).astype(np.int64)
@@ -159,7 +175,9 @@ class SparseCall:
     def _sequences(self, lengths: tuple[str, str], counted: bool) -> list[Sequence]:
         call = self.call
         given = [
-            None if (tensor := call.optional(name)) is None else np.asarray(tensor, np.int64).reshape(-1)
+            None
+            if (tensor := call.optional(name)) is None
+            else np.asarray(tensor, np.int64).reshape(-1)
             for name in lengths
         ]
         queries: list[tuple[int, int, int]]
@@ -172,7 +190,9 @@ class SparseCall:
             queries = [(b * size, size, count) for b, count in enumerate(counts)]
         keys = self._key_places(lengths[1], given[1], len(queries), counted)
         if len(keys) != len(queries):
-            raise call.error(lengths[1], f"has {len(keys)} entries, expected {len(queries)} as {lengths[0]}")
+            raise call.error(
+                lengths[1], f"has {len(keys)} entries, expected {len(queries)} as {lengths[0]}"
+            )
         return [Sequence(*query, places) for query, places in zip(queries, keys, strict=True)]
 
     def _key_places(self, name: str, given: Ints | None, batch: int, counted: bool) -> list[Ints]:
@@ -203,7 +223,9 @@ class SparseCall:
         if given is None:
             raise self.call.error(name, "is absent, expected cumulative lengths with TND")
         ends: list[Any] = given.tolist()
-        if any(b < a for a, b in zip([0, *ends], ends, strict=False)) or (ends and ends[-1] > total):
+        if any(b < a for a, b in zip([0, *ends], ends, strict=False)) or (
+            ends and ends[-1] > total
+        ):
             raise self.call.error(name, f"is {ends}, expected cumulative lengths up to {total}")
         return ends
 
@@ -211,22 +233,25 @@ class SparseCall:
         if given is None:
             return [most] * batch
         if given.shape != (batch,) or (given < 0).any() or (given > most).any():
-            raise self.call.error(name, f"is {given.tolist()}, expected {batch} lengths up to {most}")
+            raise self.call.error(
+                name, f"is {given.tolist()}, expected {batch} lengths up to {most}"
+            )
         return [int(count) for count in given]
 
 
 def chosen(entries: Array, block: int, visible: int, capped: bool) -> Ints:
     """The key positions that a list of block indices selects, as often as they are listed.
 
-    The list ends at the first negative entry and, if `capped`, after as many entries as there are visible blocks. In a
-    block only the positions below `visible` are selected.
+    The list ends at the first negative entry and, if `capped`, after as many entries as there are
+    visible blocks. In a block only the positions below `visible` are selected.
     """
     ended = np.flatnonzero(entries < 0)
     count = int(ended[0]) if ended.size else len(entries)
     if capped:
         count = min(count, -(-visible // block))
     listed = np.asarray(entries[:count], np.int64)
-    # Positions after the last visible key are never computed, because a block may be larger than memory.
+    # Positions after the last visible key are never computed, because a block may be larger than
+    # memory.
     listed = listed[listed < -(-visible // block)]
     tokens = (listed[:, None] * block + np.arange(min(block, visible))).reshape(-1)
     return tokens[tokens < visible]

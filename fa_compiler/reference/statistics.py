@@ -1,7 +1,9 @@
-"""softmax_max and softmax_sum: float32 with 8 equal columns, in the orders in which the operators store them.
+"""softmax_max and softmax_sum: float32 with 8 equal columns, in the orders in which the operators
+store them.
 
     all layouts but TND                 [B,N,S,8]
-    TND forward, softmax_out_layout ""  declared as [T,N,8], but stored as blocks [N,S_b,8], one for each batch entry
+    TND forward, softmax_out_layout ""  declared as [T,N,8], but stored as blocks [N,S_b,8], one for
+                                        each batch entry
     TND forward, "same_as_input"        [T,N,8]
     TND backward, softmax_in_layout ""  the same blocks
     TND backward, "same_as_input"       [N,T,8]
@@ -21,7 +23,8 @@ ORDERS = ("", "same_as_input")
 
 
 def check_order(call: OpCall, attribute: str) -> str:
-    """The value of softmax_out_layout or softmax_in_layout. Raises ReferenceInputError for an unknown value."""
+    """The value of softmax_out_layout or softmax_in_layout. Raises ReferenceInputError for an
+    unknown value."""
     order = str(call.attrs[attribute])
     if order not in ORDERS:
         raise call.error(attribute, f'must be "" or "same_as_input", got {order!r}')
@@ -29,13 +32,15 @@ def check_order(call: OpCall, attribute: str) -> str:
 
 
 def unrounded(top: Floats, own: Floats) -> Floats:
-    """softmax_max in float64: the largest score `own` of a row where `top` is `own` rounded to float32, else `top`."""
+    """softmax_max in float64: the largest score `own` of a row where `top` is `own` rounded to
+    float32, else `top`."""
     with np.errstate(over="ignore"):
         return np.where(own.astype(np.float32) == top, own, top)
 
 
 def pack(parts: list[Floats], side: Side, order: str) -> Floats:
-    """The statistics [N, S_b] of each batch entry in the order of the forward pass. Tokens of no batch entry have 0."""
+    """The statistics [N, S_b] of each batch entry in the order of the forward pass. Tokens of no
+    batch entry have 0."""
     if side.layout != "TND":
         out = np.zeros((len(parts), side.heads, side.total))
         for batch, part in enumerate(parts):
@@ -73,7 +78,10 @@ def unpack(call: OpCall, name: str, side: Side, order: str) -> list[Floats]:
                 f"[N,T,8] statistics need T = {side.total} to be the last value of "
                 f"actual_seq_qlen, which is {sum(side.lengths)}",
             )
-        return [data[:, start : start + length] for start, length in zip(side.starts, side.lengths, strict=True)]
+        return [
+            data[:, start : start + length]
+            for start, length in zip(side.starts, side.lengths, strict=True)
+        ]
     blocks = data.reshape(-1)
     return [
         blocks[start * side.heads : (start + length) * side.heads].reshape(side.heads, length)

@@ -21,8 +21,8 @@ from fa_compiler.running.runtime import Array, Session
 
 
 def check_outputs(outputs: Path, inputs: Path | None, loaded: LoadedModel) -> None:
-    """Refuse a file of outputs that would overwrite the model, its weights or the inputs, or that has the name of a
-    model. Raises InputError."""
+    """Refuse a file of outputs that would overwrite the model, its weights or the inputs, or that
+    has the name of a model. Raises InputError."""
     check_place(outputs, loaded)
     check_no_model(outputs, "file of outputs")
     if inputs is not None and is_same(outputs, inputs):
@@ -44,13 +44,15 @@ def save_outputs(outputs: Path, arrays: dict[str, Array]) -> None:
 def run_model(
     loaded: LoadedModel, inputs: Path | None, outputs: Path | None, threads: int = 0
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Run a model that `load` read from a path, and write its outputs. Returns the inputs and the outputs by name.
+    """Run a model that `load` read from a path, and write its outputs. Returns the inputs and the
+    outputs by name.
 
-    Without a file of inputs they are random, of the first sizes (`sizes_for`) with which the model runs. Without a
-    place the outputs are not written.
+    Without a file of inputs they are random, of the first sizes (`sizes_for`) with which the model
+    runs. Without a place the outputs are not written.
 
     Raises:
-        InputError: the model, the inputs or the place of the outputs is at fault; nothing was written.
+        InputError: the model, the inputs or the place of the outputs is at fault; nothing was
+            written.
     """
     assert loaded.path is not None
     if outputs is not None:
@@ -67,14 +69,17 @@ def run_model(
             arrays = session.run(feeds)
         except InputError as error:
             told = with_misfit(str(error), feeds, loaded.proto)
-            raise InputError(f"{told}{_with_fewer(loaded, session, feeds)}" if told == str(error) else told) from None
+            raise InputError(
+                f"{told}{_with_fewer(loaded, session, feeds)}" if told == str(error) else told
+            ) from None
     if outputs is not None:
         save_outputs(outputs, arrays)
     return feeds, arrays
 
 
 def _check_tokens(loaded: LoadedModel, feeds: Mapping[str, Array]) -> None:
-    """Raise InputError for several new tokens in a run of a model that was fused for one (`--assume decode`)."""
+    """Raise InputError for several new tokens in a run of a model that was fused for one
+    (`--assume decode`)."""
     rows = rows_of(loaded.proto, caches_of(loaded.proto))
     if rows is not None and rows.input in feeds:
         advice = "; run the prompt in the original model, or fuse the model without --assume decode"
@@ -82,7 +87,8 @@ def _check_tokens(loaded: LoadedModel, feeds: Mapping[str, Array]) -> None:
 
 
 def _with_fewer(loaded: LoadedModel, session: Session, feeds: Mapping[str, Array]) -> str:
-    """The end of the message of a model that fails with given inputs and runs with random ones that are smaller."""
+    """The end of the message of a model that fails with given inputs and runs with random ones that
+    are smaller."""
     try:
         smaller, _ = _run_random(loaded, session)
     except InputError:
@@ -99,11 +105,15 @@ def _with_fewer(loaded: LoadedModel, session: Session, feeds: Mapping[str, Array
 
 
 def _run_random(loaded: LoadedModel, session: Session) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Random inputs with which the model runs, and its outputs. Caches that are buffers hold no tokens, so that there
-    is room for the new ones; those without an input that counts their tokens are larger than these. Raises the error
-    of the first sizes if it runs with none."""
+    """Random inputs with which the model runs, and its outputs. Caches that are buffers hold no
+    tokens, so that there is room for the new ones; those without an input that counts their tokens
+    are larger than these. Raises the error of the first sizes if it runs with none."""
     counted = {each.past: each.length for each in buffers_of(loaded.proto)}
-    uncounted = [each for each in caches_of(loaded.proto) if each.kind == "buffer" and each.past not in counted]
+    uncounted = [
+        each
+        for each in caches_of(loaded.proto)
+        if each.kind == "buffer" and each.past not in counted
+    ]
     rows = 1 if takes_one_token(loaded.proto) else None
     faults: list[InputError] = []
     for sizes in sizes_for(loaded.proto):
@@ -115,4 +125,6 @@ def _run_random(loaded: LoadedModel, session: Session) -> tuple[dict[str, Array]
         except InputError as error:
             faults.append(error)
     told = str(faults[0])
-    raise InputError(told if "--inputs" in told else f"{told}; give inputs that fit the model with --inputs")
+    raise InputError(
+        told if "--inputs" in told else f"{told}; give inputs that fit the model with --inputs"
+    )

@@ -24,7 +24,8 @@ class Session:
     Args:
         model: a path, or the bytes of a model.
         name: the name of the model for messages.
-        domains: the domains that the model imports. They tell whether it needs the custom-op library.
+        domains: the domains that the model imports. They tell whether it needs the custom-op
+            library.
         folder: the folder of the external data of a model given as bytes.
         threads: the number of threads that run an operator; 0 for ONNX Runtime's default.
         takes_turns: whether other sessions run between its runs, on the same cores.
@@ -48,7 +49,9 @@ class Session:
         if takes_turns:
             leave_cores(options)
         if folder is not None:
-            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+            options.add_session_config_entry(
+                "session.model_external_initializers_file_folder_path", str(folder)
+            )
         self._name = name
         try:
             if not set(op_registry.DOMAINS).isdisjoint(domains):
@@ -58,25 +61,36 @@ class Session:
         except LibraryUnusable as error:
             raise InputError(f"{name}: {one_line(error)}") from None
         except ORT_ERRORS as error:
-            raise InputError(f"{name} cannot be loaded by ONNX Runtime: {one_line(error)}") from None
+            raise InputError(
+                f"{name} cannot be loaded by ONNX Runtime: {one_line(error)}"
+            ) from None
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """The names of the outputs."""
         return tuple(output.name for output in self._session.get_outputs())
 
-    def run(self, feeds: Mapping[str, Array], wanted: Sequence[str] | None = None) -> dict[str, Array]:
+    def run(
+        self, feeds: Mapping[str, Array], wanted: Sequence[str] | None = None
+    ) -> dict[str, Array]:
         """The outputs by name, all of them if `wanted` is None. bfloat16 is `ml_dtypes.bfloat16`.
 
         Raises:
-            InputError: ONNX Runtime refuses the inputs or fails, or an output is no tensor of numbers.
+            InputError: ONNX Runtime refuses the inputs or fails, or an output is no tensor of
+                numbers.
         """
         names = list(self.outputs if wanted is None else wanted)
         for output in self._session.get_outputs():
-            if output.name in names and not (output.type.startswith("tensor(") and output.type != "tensor(string)"):
-                raise InputError(f"{self._name}: output '{output.name}' is {output.type}, which is no array of numbers")
+            if output.name in names and not (
+                output.type.startswith("tensor(") and output.type != "tensor(string)"
+            ):
+                raise InputError(
+                    f"{self._name}: output '{output.name}' is {output.type}, which is no array of numbers"
+                )
         try:
-            values = self._session.run_with_ort_values(names, {key: to_ort(array) for key, array in feeds.items()})
+            values = self._session.run_with_ort_values(
+                names, {key: to_ort(array) for key, array in feeds.items()}
+            )
         except ORT_ERRORS as error:
             raise InputError(f"{self._name} fails in ONNX Runtime: {one_line(error)}") from None
         return dict(zip(names, map(from_ort, values), strict=True))

@@ -1,7 +1,8 @@
-"""The diagnostics of a file for ATC (`.air`, ONNX or the JSON of one operator), and the error for an `.air` file.
+"""The diagnostics of a file for ATC (`.air`, ONNX or the JSON of one operator), and the error for
+an `.air` file.
 
-op_registry has a diagnostic of its own: it tells which numbered constraint a node breaks. A diagnostic of a file tells
-which rule the file breaks and how ATC reacts.
+op_registry has a diagnostic of its own: it tells which numbered constraint a node breaks. A
+diagnostic of a file tells which rule the file breaks and how ATC reacts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ class Severity(StrEnum):
     """How ATC reacts to a fault."""
 
     REJECTED = "rejected"
-    """The loader rejects the file: ATC stops with E10041 (E1xxxx of its parsers for other files)."""
+    """The loader rejects the file: ATC stops with E10041 (E1xxxx of its parsers for other
+    files)."""
 
     LATER = "found later"
     """The file is loaded, but GE stops later: while it prepares, infers or compiles the graph."""
@@ -30,8 +32,8 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class FileDiagnostic:
-    """One rule that a file breaks: the rule's name, such as "edge-source", its severity, the operator ("" for the whole
-    file), what was found, and what to do."""
+    """One rule that a file breaks: the rule's name, such as "edge-source", its severity, the
+    operator ("" for the whole file), what was found, and what to do."""
 
     rule: str
     severity: Severity
@@ -58,8 +60,8 @@ class Rule:
 
 
 class AirError(FaCompilerError, ValueError):
-    """A graph that an `.air` file cannot hold, or a file that GE's loader rejects. The text is one line, names the
-    operator and says what to do."""
+    """A graph that an `.air` file cannot hold, or a file that GE's loader rejects. The text is one
+    line, names the operator and says what to do."""
 
     def __init__(self, text: str) -> None:
         super().__init__(" ".join(text.split()))

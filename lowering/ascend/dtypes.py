@@ -52,13 +52,15 @@ _BITS = {
     "DT_FLOAT4_E1M2": (41, 4),
     "DT_HIFLOAT4": (42, 4),
 }
-"""By GE name: the number in attributes, and the bits of an element (None if elements have no fixed size)."""
+"""By GE name: the number in attributes, and the bits of an element (None if elements have no fixed
+size)."""
 
 _NAMES = {number: name for name, (number, _) in _BITS.items()}
 
 
 def attr_number(name: str) -> int:
-    """The number of a type in attributes, such as 27 for "DT_BF16". Raises KeyError for an unknown name."""
+    """The number of a type in attributes, such as 27 for "DT_BF16". Raises KeyError for an unknown
+    name."""
     return _BITS[canonical(name)][0]
 
 
@@ -68,7 +70,8 @@ def attr_name(number: int) -> str | None:
 
 
 def data_size(name: str, count: int) -> int | None:
-    """The bytes of `count` elements in a constant, where narrow types are packed; None without a fixed size."""
+    """The bytes of `count` elements in a constant, where narrow types are packed; None without a
+    fixed size."""
     bits = _BITS[canonical(name)][1]
     return None if bits is None else -(-count * bits // 8)
 

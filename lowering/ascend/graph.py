@@ -1,7 +1,7 @@
 """A GE graph in memory: the content of an `.air` file without its encoding.
 
-`convert` makes it of an ONNX model; `air` writes and reads it. Nothing is checked here: the graph of an
-invalid file is invalid, too.
+`convert` makes it of an ONNX model; `air` writes and reads it. Nothing is checked here: the graph
+of an invalid file is invalid, too.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ UNDEFINED = "DT_UNDEFINED"
 class TensorDesc:
     """The declaration of a tensor at one end of an edge.
 
-    `name` is the prototype's name, such as "query", or "key0" for the first tensor of a dynamic input "key". `dtype` is
-    a GE name. `shape` has UNKNOWN for dynamic sizes, and is None for an unknown rank. `ranges` are the inclusive bounds
-    of every size of a Data, if given; -1 means no upper bound. `layout` is "ND", or "" for an absent input.
+    `name` is the prototype's name, such as "query", or "key0" for the first tensor of a dynamic
+    input "key". `dtype` is a GE name. `shape` has UNKNOWN for dynamic sizes, and is None for an
+    unknown rank. `ranges` are the inclusive bounds of every size of a Data, if given; -1 means no
+    upper bound. `layout` is "ND", or "" for an absent input.
     """
 
     name: str
@@ -69,7 +70,8 @@ class Output:
 
 @dataclass(frozen=True)
 class Weight:
-    """The value of a constant. `load` returns its little-endian bytes in C order; `size` is their number."""
+    """The value of a constant. `load` returns its little-endian bytes in C order; `size` is their
+    number."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -79,15 +81,16 @@ class Weight:
 
 @dataclass(frozen=True)
 class Opaque:
-    """A value of a kind that is copied without being read (NamedAttrs, Bytes, a graph): its bytes in the file."""
+    """A value of a kind that is copied without being read (NamedAttrs, Bytes, a graph): its bytes
+    in the file."""
 
     data: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Attr:
-    """An attribute: its REG_OP type, such as "Int", "ListInt" or "Tensor", and its value. The value of a Tensor is a
-    Weight, that of a Type is a GE name."""
+    """An attribute: its REG_OP type, such as "Int", "ListInt" or "Tensor", and its value. The value
+    of a Tensor is a Weight, that of a Type is a GE name."""
 
     kind: str
     value: AttrValue | Weight | Opaque
@@ -95,10 +98,11 @@ class Attr:
 
 @dataclass
 class Op:
-    """One operator. `inputs` and `input_descs` have the same indices; an input that is not connected is None.
+    """One operator. `inputs` and `input_descs` have the same indices; an input that is not
+    connected is None.
 
-    `controls` are the operators that must run before this one. `subgraphs` are the names of its graphs by the
-    prototype's names, such as "then_branch", in the order of the prototype.
+    `controls` are the operators that must run before this one. `subgraphs` are the names of its
+    graphs by the prototype's names, such as "then_branch", in the order of the prototype.
     """
 
     name: str
@@ -128,18 +132,22 @@ class Graph:
         return (op for op in self.ops if op.type == op_type)
 
     def ordered(self) -> list[Op]:
-        """The operators in an order in which they can run, by data and by control edges: a file may have any order.
-        Raises ValueError for a loop."""
+        """The operators in an order in which they can run, by data and by control edges: a file may
+        have any order. Raises ValueError for a loop."""
         import networkx as nx  # the import takes a tenth of a second; many commands do not need it
 
         ops = {op.name: op for op in self.ops}
         after = nx.DiGraph()
         after.add_nodes_from(ops)
-        after.add_edges_from((source, op.name) for op in self.ops for source in op.sources if source in ops)
+        after.add_edges_from(
+            (source, op.name) for op in self.ops for source in op.sources if source in ops
+        )
         try:
             return [ops[name] for name in nx.topological_sort(after)]
         except nx.NetworkXUnfeasible:
-            raise ValueError(f"operator '{nx.find_cycle(after)[0][0]}' reads its own result") from None
+            raise ValueError(
+                f"operator '{nx.find_cycle(after)[0][0]}' reads its own result"
+            ) from None
 
     @property
     def subgraphs(self) -> list[str]:
@@ -149,7 +157,8 @@ class Graph:
 
 @dataclass
 class Model:
-    """A model: the first graph is the root, the others are subgraphs of operators such as If, by name."""
+    """A model: the first graph is the root, the others are subgraphs of operators such as If, by
+    name."""
 
     name: str
     graphs: list[Graph] = field(default_factory=list)

@@ -1,13 +1,16 @@
-"""The bodies of the operators around attention: ONNX functions that compute what Ascend's operator computes.
+"""The bodies of the operators around attention: ONNX functions that compute what Ascend's operator
+computes.
 
-The library has no kernels of these operators. A file that holds such nodes therefore holds their functions, in the
-domain of the nodes and under their names, so that ONNX Runtime and every other tool runs them.
+The library has no kernels of these operators. A file that holds such nodes therefore holds their
+functions, in the domain of the nodes and under their names, so that ONNX Runtime and every other
+tool runs them.
 
-A body computes in float32 and rounds once, as the operator does; AddRmsNorm rounds the sum and the normalised row, too,
-as on A2 and A3. In opset 15 and later the results have the type of the first input (CastLike). In opset 13 and 14,
-which have no CastLike, the body is one of float32. It is the body of calls as passes/around makes them: gamma and beta
-are given and are vectors, AddLayerNorm has no bias, ClippedSwiglu has no groups and runs along the last axis,
-RotaryPositionEmbedding has no mode 2 and no matrix, and ApplyRotaryPosEmb has the mode half.
+A body computes in float32 and rounds once, as the operator does; AddRmsNorm rounds the sum and the
+normalised row, too, as on A2 and A3. In opset 15 and later the results have the type of the first
+input (CastLike). In opset 13 and 14, which have no CastLike, the body is one of float32. It is the
+body of calls as passes/around makes them: gamma and beta are given and are vectors, AddLayerNorm
+has no bias, ClippedSwiglu has no groups and runs along the last axis, RotaryPositionEmbedding has
+no mode 2 and no matrix, and ApplyRotaryPosEmb has the mode half.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from fa_compiler.lowering.onnx_file.writer import CAST_LIKE, FunctionWriter, ref
 from fa_compiler.op_registry import get
 
 AXES_AS_INPUT = 18
-"""The first opset in which ReduceMean has its axes as an input, and Split its number of outputs as an attribute."""
+"""The first opset in which ReduceMean has its axes as an input, and Split its number of outputs as
+an attribute."""
 
 
 def has_body(op_type: str) -> bool:
@@ -35,7 +39,8 @@ def has_body(op_type: str) -> bool:
 
 
 def bodies_of(op_types: Iterable[str], opset: int) -> list[onnx.FunctionProto]:
-    """The functions of these operators in a model of this opset, in alphabetical order; none in an opset without."""
+    """The functions of these operators in a model of this opset, in alphabetical order; none in an
+    opset without."""
     if opset < OLDEST_OPSET:
         return []
     return [_body(name, opset) for name in sorted(set(op_types)) if has_body(name)]
@@ -61,7 +66,8 @@ class _Writer(FunctionWriter):
         return self.op("CastLike", name, first, out=out)
 
     def halves(self, name: str, axis: str | None) -> tuple[str, str]:
-        """The halves of a tensor along the axis that an attribute of the node names, or along the last one."""
+        """The halves of a tensor along the axis that an attribute of the node names, or along the
+        last one."""
         parts = self.new("first"), self.new("second")
         node = helper.make_node("Split", [name], parts)
         if self.opset >= AXES_AS_INPUT:
@@ -97,13 +103,19 @@ class _Writer(FunctionWriter):
         cube = self.op("Mul", self.op("Mul", x, x), x)
         inner = self.op("Add", x, self.op("Mul", cube, self.number(0.044715)))
         curve = self.op("Tanh", self.op("Mul", inner, self.number(sqrt(2 / pi))))
-        share = self.op("Where", tanh, curve, self.op("Erf", self.op("Mul", x, self.number(sqrt(0.5)))))
-        return self.op("Mul", self.op("Mul", x, self.number(0.5)), self.op("Add", share, self.number(1.0)))
+        share = self.op(
+            "Where", tanh, curve, self.op("Erf", self.op("Mul", x, self.number(sqrt(0.5))))
+        )
+        return self.op(
+            "Mul", self.op("Mul", x, self.number(0.5)), self.op("Add", share, self.number(1.0))
+        )
 
     def layer_norm(self, x: str, first: str) -> None:
         """LayerNorm of rows of float32 with gamma and beta, in the type of an input."""
         centred = self.op("Sub", x, self.mean(x, "mean"))
-        scaled = self.op("Mul", self.op("Mul", centred, self.reciprocal(centred, "rstd")), self.wide("gamma"))
+        scaled = self.op(
+            "Mul", self.op("Mul", centred, self.reciprocal(centred, "rstd")), self.wide("gamma")
+        )
         self.like(self.op("Add", scaled, self.wide("beta")), first, "y")
 
 
@@ -115,7 +127,9 @@ def _rms_norm(writer: _Writer) -> None:
 
 def _add_rms_norm(writer: _Writer) -> None:
     total = writer.wide(writer.op("Add", "x1", "x2", out="x"))
-    normalised = writer.like(writer.op("Mul", total, writer.reciprocal(total, "rstd")), "x1", "normalised")
+    normalised = writer.like(
+        writer.op("Mul", total, writer.reciprocal(total, "rstd")), "x1", "normalised"
+    )
     scaled = writer.op("Mul", writer.wide(normalised), writer.wide("gamma"))
     writer.like(scaled, "x1", "y")
 
@@ -147,17 +161,26 @@ def _ge_glu(writer: _Writer) -> None:
 
 
 def _gelu(writer: _Writer) -> None:
-    """TfIdfVectorizer counts how often its input is the word: in opset 13 no other operator compares texts."""
-    word = writer.op("Reshape", writer.attribute("approximate", AttributeProto.STRING), writer.ints(1))
+    """TfIdfVectorizer counts how often its input is the word: in opset 13 no other operator
+    compares texts."""
+    word = writer.op(
+        "Reshape", writer.attribute("approximate", AttributeProto.STRING), writer.ints(1)
+    )
     counted = {"max_gram_length": 1, "min_gram_length": 1, "max_skip_count": 0, "ngram_counts": [0]}
-    attrs: dict[str, Any] = {**counted, "mode": "TF", "ngram_indexes": [0], "pool_strings": [b"tanh"]}
+    attrs: dict[str, Any] = {
+        **counted,
+        "mode": "TF",
+        "ngram_indexes": [0],
+        "pool_strings": [b"tanh"],
+    }
     count = writer.op("TfIdfVectorizer", word, **attrs)
     tanh = writer.op("Cast", count, to=onnx.TensorProto.BOOL)
     writer.like(writer.gelu(writer.wide("x"), tanh), "x", "y")
 
 
 def _clipped_swiglu(writer: _Writer) -> None:
-    """The elements of even and of odd places along the last axis, or the halves along it: an attribute chooses them."""
+    """The elements of even and of odd places along the last axis, or the halves along it: an
+    attribute chooses them."""
     wide, paired = writer.wide("x"), writer.flag("interleaved")
     parts = zip(writer.pairs(wide), writer.halves(wide, None), strict=True)
     gate, up = (writer.op("Where", paired, *each) for each in parts)
@@ -169,22 +192,25 @@ def _clipped_swiglu(writer: _Writer) -> None:
 
 
 def _rotary(writer: _Writer) -> None:
-    """Each operation is rounded to the type of x, as on A2 and A3 in float32 and float16. The mode says what a pair
-    is."""
+    """Each operation is rounded to the type of x, as on A2 and A3 in float32 and float16. The mode
+    says what a pair is."""
     even, odd = writer.pairs("x")
     mode = writer.attribute("mode", AttributeProto.INT)
     is_pair, is_sorted = (writer.op("Equal", mode, writer.scalar(number)) for number in (1, 3))
     x = writer.op("Where", is_sorted, writer.op("Concat", even, odd, axis=-1), "x")
     first, second = writer.halves(x, None)
     halves = writer.op("Concat", writer.op("Neg", second), first, axis=-1)
-    columns = [writer.op("Unsqueeze", part, writer.ints(-1)) for part in (writer.op("Neg", odd), even)]
+    columns = [
+        writer.op("Unsqueeze", part, writer.ints(-1)) for part in (writer.op("Neg", odd), even)
+    ]
     pairs = writer.op("Reshape", writer.op("Concat", *columns, axis=-1), writer.op("Shape", "x"))
     rotated = writer.op("Where", is_pair, pairs, halves)
     writer.op("Add", writer.op("Mul", x, "cos"), writer.op("Mul", rotated, "sin"), out="y")
 
 
 def _rotary_pair(writer: _Writer) -> None:
-    """Each operation is rounded to the type of the operands, as on A2 and A3 in float32 and float16."""
+    """Each operation is rounded to the type of the operands, as on A2 and A3 in float32 and
+    float16."""
     for name in ("query", "key"):
         first, second = writer.halves(name, None)
         turned = writer.op("Concat", writer.op("Neg", second), first, axis=-1)
@@ -193,8 +219,8 @@ def _rotary_pair(writer: _Writer) -> None:
 
 
 _OUTPUTS = {("ApplyRotaryPosEmb", name): f"{name}_turned" for name in ("query", "key")}
-"""The outputs of functions that have other names than those of the operator. An operator that works in place gives an
-output the name of an input, which a function cannot."""
+"""The outputs of functions that have other names than those of the operator. An operator that works
+in place gives an output the name of an input, which a function cannot."""
 _WRITERS = {
     "RmsNorm": _rms_norm,
     "AddRmsNorm": _add_rms_norm,

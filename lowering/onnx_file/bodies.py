@@ -1,31 +1,36 @@
-"""The bodies of fused nodes: ONNX functions that compute what FlashAttentionScore computes, in standard operators.
+"""The bodies of fused nodes: ONNX functions that compute what FlashAttentionScore computes, in
+standard operators.
 
-A file with bodies is complete: ONNX Runtime without the custom-op library and every other tool runs the body, which is
-slower and needs memory for all scores. ONNX Runtime with the library takes the kernel and never looks at the body.
+A file with bodies is complete: ONNX Runtime without the custom-op library and every other tool runs
+the body, which is slower and needs memory for all scores. ONNX Runtime with the library takes the
+kernel and never looks at the body.
 
 A body is made for
 
     layouts    BSH, SBH, BSND, BNSD, with constant head counts and head sizes
-    inputs     query, key, value, query_rope and key_rope, real_shift of rank 4 (pse_type 0 and 1), atten_mask,
-               sink, actual_seq_kvlen of one number
+    inputs     query, key, value, query_rope and key_rope, real_shift of rank 4 (pse_type 0 and 1),
+               atten_mask, sink, actual_seq_kvlen of one number
     modes      sparse_mode 0 to 4
-    attributes those of the prototype without dropout, and the extensions cpu_empty_rows, cpu_nan_rows, cpu_mask_value,
-               cpu_masked_bias, cpu_masked_values, cpu_mask_batch (with masks of rank 4) and cpu_softcap
+    attributes those of the prototype without dropout, and the extensions cpu_empty_rows,
+               cpu_nan_rows, cpu_mask_value, cpu_masked_bias, cpu_masked_values, cpu_mask_batch
+               (with masks of rank 4) and cpu_softcap
     results    attention_out
 
-Every other node has no body, and its file needs the library. The arithmetic is float32, as in the kernel. In opset 15
-and later the result has the type of query (CastLike), so that a tool may convert the file to float16. In opset 13 and
-14, which have no CastLike, the type is fixed.
+Every other node has no body, and its file needs the library. The arithmetic is float32, as in the
+kernel. In opset 15 and later the result has the type of query (CastLike), so that a tool may
+convert the file to float16. In opset 13 and 14, which have no CastLike, the type is fixed.
 
-Values of keys that a row does not read need not be finite: a matrix product would make NaN of 0 * inf. A row reads the
-keys that it attends, and masked ones to which cpu_mask_value leaves a weight. So the products are computed with 0 in
-place of such values, and the effect of those that are read is added.
+Values of keys that a row does not read need not be finite: a matrix product would make NaN of 0 *
+inf. A row reads the keys that it attends, and masked ones to which cpu_mask_value leaves a weight.
+So the products are computed with 0 in place of such values, and the effect of those that are read
+is added.
 
-Where all numbers are finite, none of this is needed: it is enough to compute what models compute, with a number that
-is added to the scores at masked keys. This is as fast as the model was. If the numbers of every run are proven to be
-finite and not huge (magnitudes.py), the body has nothing else. Other bodies compute this first and look at the result.
-Only where that is not finite, a branch computes it anew. What is left of a mask has the size of the mask, not of the
-scores, and depends on nothing else if it can, so that ONNX Runtime computes it once for all layers:
+Where all numbers are finite, none of this is needed: it is enough to compute what models compute,
+with a number that is added to the scores at masked keys. This is as fast as the model was. If the
+numbers of every run are proven to be finite and not huge (magnitudes.py), the body has nothing
+else. Other bodies compute this first and look at the result. Only where that is not finite, a
+branch computes it anew. What is left of a mask has the size of the mask, not of the scores, and
+depends on nothing else if it can, so that ONNX Runtime computes it once for all layers:
 
     cpu_empty_rows   added at masked keys             a row without keys
     ---------------  -------------------------------  ----------------------------------------------------------
@@ -50,7 +55,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fa_compiler.lowering.onnx_file.magnitudes import TAME
 from fa_compiler.lowering.onnx_file.writer import CAST_LIKE, FunctionWriter, declared
-from fa_compiler.op_registry import FILE_DOMAIN, FILE_OP, GRAPH_OP, NodeView, TensorInfo, full_attrs, get
+from fa_compiler.op_registry import (
+    FILE_DOMAIN,
+    FILE_OP,
+    GRAPH_OP,
+    NodeView,
+    TensorInfo,
+    full_attrs,
+    get,
+)
 from fa_compiler.op_registry.geometry import (
     BATCH_AXIS,
     FOLDED,
@@ -66,7 +79,8 @@ from fa_compiler.op_registry.node import Dim
 OLDEST_OPSET = 13
 """ReduceSum and Unsqueeze take their axes as inputs from this opset on."""
 ALLOWS_ZERO = 14
-"""The first opset in which a Reshape makes sizes of 0, and takes none for a copy of another size."""
+"""The first opset in which a Reshape makes sizes of 0, and takes none for a copy of another
+size."""
 TRILU = 14
 """The first opset with Trilu."""
 SHAPE_OF_AXES = 15
@@ -83,10 +97,22 @@ _INPUTS = {
     "sink",
     "actual_seq_kvlen",
 }
-_UNREAD = {"scale_value", "keep_prob", "inner_precise", "seed", "offset", "out_dtype", "softmax_out_layout"}
-"""The attributes on which a body does not depend: the scale, which it takes from its node, and those that do not change
-the result of a call that has a body."""
-_TYPES = {"DT_FLOAT": TensorProto.FLOAT, "DT_FLOAT16": TensorProto.FLOAT16, "DT_BF16": TensorProto.BFLOAT16}
+_UNREAD = {
+    "scale_value",
+    "keep_prob",
+    "inner_precise",
+    "seed",
+    "offset",
+    "out_dtype",
+    "softmax_out_layout",
+}
+"""The attributes on which a body does not depend: the scale, which it takes from its node, and
+those that do not change the result of a call that has a body."""
+_TYPES = {
+    "DT_FLOAT": TensorProto.FLOAT,
+    "DT_FLOAT16": TensorProto.FLOAT16,
+    "DT_BF16": TensorProto.BFLOAT16,
+}
 _TO_BSND = {"BSND": (0, 1, 2, 3), "BNSD": (0, 2, 1, 3), "BSH": (0, 1, 2, 3), "SBH": (1, 0, 2, 3)}
 _FROM_BNSD = {"BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3), "BSH": (0, 2, 1, 3), "SBH": (2, 0, 1, 3)}
 _AT_TOP_LEFT = (0, 1, 2)
@@ -105,15 +131,19 @@ class _Known:
     one_batch: bool = False
     """Query, key and value have one batch, and it is not known whether mask and bias fit it."""
     fits: bool = False
-    """Query, key and value have one batch, and mask and bias have no more batches and rows than these."""
+    """Query, key and value have one batch, and mask and bias have no more batches and rows than
+    these."""
     mask_has_lengths: bool = False
-    """The last size of the mask is the number of keys and that of rows. It is told only where a band needs both."""
+    """The last size of the mask is the number of keys and that of rows. It is told only where a
+    band needs both."""
     bias_is_full: bool = False
-    """The bias is not scaled, and as large as the scores of one sequence. The mask beside it is one of keys."""
+    """The bias is not scaled, and as large as the scores of one sequence. The mask beside it is one
+    of keys."""
     values_fit: bool = False
     """Key and value have one batch, though query may have another one."""
     rows_have_keys: bool = False
-    """Each row reads a key, if there is one: a band hides keys behind the row only, and there are enough of them."""
+    """Each row reads a key, if there is one: a band hides keys behind the row only, and there are
+    enough of them."""
     is_triangle: bool = False
     """And the band is a triangle whose first row is at the top left. Nothing else is masked."""
     is_tame: bool = False
@@ -162,38 +192,58 @@ class BodyKey:
         return BodyKey(repr(call), call)
 
     def for_any_call(self) -> BodyKey:
-        """The key of the body that knows nothing of sizes and numbers, so that more nodes have it in common."""
-        return BodyKey.of(replace(self.call, known=_Known(is_dequantised=self.call.known.is_dequantised)))
+        """The key of the body that knows nothing of sizes and numbers, so that more nodes have it
+        in common."""
+        return BodyKey.of(
+            replace(self.call, known=_Known(is_dequantised=self.call.known.is_dequantised))
+        )
 
 
-def body_key(view: NodeView, opset: int, is_tame: bool = False, is_dequantised: bool = False) -> BodyKey | None:
-    """What the body of a FlashAttentionScore depends on that only gives attention_out; None if it has no body. Raises
-    NodeError for attributes that the operator does not have.
+def body_key(
+    view: NodeView, opset: int, is_tame: bool = False, is_dequantised: bool = False
+) -> BodyKey | None:
+    """What the body of a FlashAttentionScore depends on that only gives attention_out; None if it
+    has no body. Raises NodeError for attributes that the operator does not have.
 
-    `opset` is that of the model. `is_tame` says that all operands are finite in every run, with scores below `TAME`,
-    and `is_dequantised` that a DequantizeLinear makes one of them.
+    `opset` is that of the model. `is_tame` says that all operands are finite in every run, with
+    scores below `TAME`, and `is_dequantised` that a DequantizeLinear makes one of them.
     """
     call = _call_of(view, opset)
     if call is None:
         return None
-    return BodyKey.of(replace(call, known=replace(call.known, is_tame=is_tame, is_dequantised=is_dequantised)))
+    return BodyKey.of(
+        replace(call, known=replace(call.known, is_tame=is_tame, is_dequantised=is_dequantised))
+    )
 
 
 def body_of(key: BodyKey, name: str = FILE_OP) -> onnx.FunctionProto:
-    """The body, as a function of this name. It has the inputs of the prototype up to the last one of the node."""
+    """The body, as a function of this name. It has the inputs of the prototype up to the last one
+    of the node."""
     call = key.call
     writer = _Writer(call=call)
     writer.write()
     return writer.function(
-        GRAPH_OP, call.opset, sorted(call.given), ["attention_out"], call.inputs, (FILE_DOMAIN, name)
+        GRAPH_OP,
+        call.opset,
+        sorted(call.given),
+        ["attention_out"],
+        call.inputs,
+        (FILE_DOMAIN, name),
     )
 
 
 def _call_of(view: NodeView, opset: int) -> _Call | None:
-    tensors = {name: tensor for name, tensor in view.inputs.items() if isinstance(tensor, TensorInfo)}
+    tensors = {
+        name: tensor for name, tensor in view.inputs.items() if isinstance(tensor, TensorInfo)
+    }
     attrs = full_attrs(get(GRAPH_OP), view.attrs)
     layout, dtype = str(attrs["input_layout"]), _TYPES.get(tensors["query"].dtype)
-    if opset < OLDEST_OPSET or dtype is None or layout not in BATCH_AXIS or not _INPUTS.issuperset(view.inputs):
+    if (
+        opset < OLDEST_OPSET
+        or dtype is None
+        or layout not in BATCH_AXIS
+        or not _INPUTS.issuperset(view.inputs)
+    ):
         return None
     if not _has_written_attributes(attrs) or not _has_written_shapes(tensors, attrs):
         return None
@@ -217,7 +267,9 @@ def _bounds(attrs: Mapping[str, Any]) -> tuple[int, int]:
     return int(attrs["pre_tockens"]), int(attrs["next_tockens"])
 
 
-def _known_sizes(tensors: Mapping[str, TensorInfo], layout: str, attrs: Mapping[str, Any]) -> _Known:
+def _known_sizes(
+    tensors: Mapping[str, TensorInfo], layout: str, attrs: Mapping[str, Any]
+) -> _Known:
     """What is known of the sizes of operands and mask, as far as it changes the body."""
     if not {"real_shift", "atten_mask"} & tensors.keys():
         return _Known()
@@ -241,20 +293,30 @@ def _known_sizes(tensors: Mapping[str, TensorInfo], layout: str, attrs: Mapping[
     )
 
 
-def _of_band(tensors: Mapping[str, TensorInfo], attrs: Mapping[str, Any], rows: Dim, keys: Dim) -> tuple[bool, bool]:
-    """Whether a band is all that masks and leaves each row a key, and whether it then begins at the top left. It leaves
-    a key to each row if it begins there, or if there are no more rows than keys."""
+def _of_band(
+    tensors: Mapping[str, TensorInfo], attrs: Mapping[str, Any], rows: Dim, keys: Dim
+) -> tuple[bool, bool]:
+    """Whether a band is all that masks and leaves each row a key, and whether it then begins at the
+    top left. It leaves a key to each row if it begins there, or if there are no more rows than
+    keys."""
     before, after = _bounds(attrs)
     if _mask_excludes(tensors, attrs) or before < UNLIMITED or not 0 <= after < UNLIMITED:
         return False, False
     if attrs["sparse_mode"] in _AT_TOP_LEFT:
         return True, True
     are_one = _are_one([rows, keys]) and "actual_seq_kvlen" not in tensors
-    fit = isinstance(rows, int) and isinstance(keys, int) and rows <= keys and "actual_seq_kvlen" not in tensors
+    fit = (
+        isinstance(rows, int)
+        and isinstance(keys, int)
+        and rows <= keys
+        and "actual_seq_kvlen" not in tensors
+    )
     return are_one or fit, are_one
 
 
-def _shapes_beside(tensors: Mapping[str, TensorInfo], attrs: Mapping[str, Any]) -> dict[str, tuple[Dim, ...]]:
+def _shapes_beside(
+    tensors: Mapping[str, TensorInfo], attrs: Mapping[str, Any]
+) -> dict[str, tuple[Dim, ...]]:
     """The shapes of the bias, and of a mask whose content counts."""
     names = ("real_shift", "atten_mask") if _mask_excludes(tensors, attrs) else ("real_shift",)
     return {name: tensors[name].shape or () for name in names if name in tensors}
@@ -271,7 +333,10 @@ def _is_full(beside: Mapping[str, tuple[Dim, ...]], rows: Dim) -> bool:
 def _fits(shape: tuple[Dim, ...], batch: Dim, rows: Dim) -> bool:
     """Whether a mask or bias is known to have no more batches and rows than these."""
     batches = shape[0] if len(shape) == _RANK else 1
-    return all(size == 1 or _are_one([size, wanted]) for size, wanted in ((batches, batch), (shape[-2], rows)))
+    return all(
+        size == 1 or _are_one([size, wanted])
+        for size, wanted in ((batches, batch), (shape[-2], rows))
+    )
 
 
 def _size_of(tensor: TensorInfo, layout: str, axes: Mapping[str, int]) -> Dim:
@@ -284,14 +349,21 @@ def _are_one(sizes: Sequence[Dim]) -> bool:
 
 
 def _has_written_attributes(attrs: Mapping[str, Any]) -> bool:
-    """Whether a body is written for calls with these attributes: without dropout, slopes and the modes of prefixes and
-    packed sequences."""
-    return attrs["keep_prob"] == 1.0 and attrs["pse_type"] in (0, 1) and attrs["sparse_mode"] in range(5)
+    """Whether a body is written for calls with these attributes: without dropout, slopes and the
+    modes of prefixes and packed sequences."""
+    return (
+        attrs["keep_prob"] == 1.0
+        and attrs["pse_type"] in (0, 1)
+        and attrs["sparse_mode"] in range(5)
+    )
 
 
 def _has_written_shapes(tensors: Mapping[str, TensorInfo], attrs: Mapping[str, Any]) -> bool:
-    """Whether a body is written for the ranks of bias, mask and key length, and for the size of a compressed mask."""
-    bias, mask, length = (tensors.get(name) for name in ("real_shift", "atten_mask", "actual_seq_kvlen"))
+    """Whether a body is written for the ranks of bias, mask and key length, and for the size of a
+    compressed mask."""
+    bias, mask, length = (
+        tensors.get(name) for name in ("real_shift", "atten_mask", "actual_seq_kvlen")
+    )
     if bias is not None and (bias.shape is None or len(bias.shape) != 4):
         return False
     if length is not None and length.shape != (1,):
@@ -307,7 +379,8 @@ def _has_written_shapes(tensors: Mapping[str, TensorInfo], attrs: Mapping[str, A
 
 
 def _mask_excludes(tensors: Mapping[str, TensorInfo], attrs: Mapping[str, Any]) -> bool:
-    """Whether the content of atten_mask counts: it does in the modes 0 and 1, and for a mask of keys beside a band."""
+    """Whether the content of atten_mask counts: it does in the modes 0 and 1, and for a mask of
+    keys beside a band."""
     if "atten_mask" not in tensors or _hides_nothing(tensors["atten_mask"]):
         return False
     shape = tensors["atten_mask"].shape or ()
@@ -320,7 +393,9 @@ def _hides_nothing(mask: TensorInfo) -> bool:
     return mask.value is not None and mask.value.size == 1 and not mask.value.any()
 
 
-def _sizes(tensors: dict[str, TensorInfo], layout: str, n1: int) -> tuple[tuple[int, int], dict[str, int]] | None:
+def _sizes(
+    tensors: dict[str, TensorInfo], layout: str, n1: int
+) -> tuple[tuple[int, int], dict[str, int]] | None:
     """(N1, N2) and the head size of each tensor; None if one is unknown before the model runs."""
     n2 = measure(layout, n1, tensors["query"], tensors["key"], tensors["value"]).n2
     if n1 <= 0 or not isinstance(n2, int) or n2 <= 0 or n1 % n2:
@@ -329,7 +404,10 @@ def _sizes(tensors: dict[str, TensorInfo], layout: str, n1: int) -> tuple[tuple[
     for name in ("query", "key", "value", "query_rope", "key_rope"):
         if name not in tensors:
             continue
-        last, heads = shape_of(tensors[name], LAYOUTS[layout])[-1], n1 if name.startswith("query") else n2
+        last, heads = (
+            shape_of(tensors[name], LAYOUTS[layout])[-1],
+            n1 if name.startswith("query") else n2,
+        )
         width = divide(last, heads) if layout in FOLDED else last
         if not isinstance(width, int) or width <= 0:
             return None
@@ -339,8 +417,8 @@ def _sizes(tensors: dict[str, TensorInfo], layout: str, n1: int) -> tuple[tuple[
 
 @dataclass(frozen=True)
 class _Band:
-    """A band: the number of keys, and the first and the last key that each row reads, "" without this bound. `allowed`
-    are conditions on rows and keys."""
+    """A band: the number of keys, and the first and the last key that each row reads, "" without
+    this bound. `allowed` are conditions on rows and keys."""
 
     length: str = ""
     first: str = ""
@@ -350,8 +428,8 @@ class _Band:
 
 @dataclass(frozen=True)
 class _Allowed:
-    """The value that is true where a row reads a key. The `band` tells which rows read none; without it their keys have
-    to be counted."""
+    """The value that is true where a row reads a key. The `band` tells which rows read none;
+    without it their keys have to be counted."""
 
     keys: str
     band: _Band | None = None
@@ -359,8 +437,8 @@ class _Allowed:
 
 @dataclass(frozen=True)
 class _Operands:
-    """query [B,N1,S1,D], key [B,N1,S2,D] and value [B,N1,S2,Dv] with their rope parts, the scale, and bias and sink if
-    there are any; all in float32."""
+    """query [B,N1,S1,D], key [B,N1,S2,D] and value [B,N1,S2,Dv] with their rope parts, the scale,
+    and bias and sink if there are any; all in float32."""
 
     query: str
     key: str
@@ -372,7 +450,8 @@ class _Operands:
 
 @dataclass(frozen=True)
 class _Mask:
-    """What is allowed, the number to add to each score, and, if cpu_empty_rows needs them, the rows without keys."""
+    """What is allowed, the number to add to each score, and, if cpu_empty_rows needs them, the rows
+    without keys."""
 
     allowed: _Allowed
     added: str
@@ -385,7 +464,8 @@ class _Writer(FunctionWriter):
 
     call: _Call = field(kw_only=True)
     operands: _Operands = field(init=False)
-    """What the nodes behind the conversion to float32 read; a branch reads those of the writer that made it."""
+    """What the nodes behind the conversion to float32 read; a branch reads those of the writer that
+    made it."""
 
     def write(self) -> None:
         self.operands = self._operands()
@@ -400,11 +480,13 @@ class _Writer(FunctionWriter):
         self._arrange(out)
 
     def _plain_if_finite(self) -> str:
-        """The result [B,N1,S1,Dv] as `plain` computes it, if it is finite, or else as `general` does.
+        """The result [B,N1,S1,Dv] as `plain` computes it, if it is finite, or else as `general`
+        does.
 
-        A finite result is right. Each row has a product with each value, so all values are finite; a row that has keys
-        has finite scores at these, or -inf, and -inf at the others. What `plain` makes of a row without keys does not
-        depend on its scores, but for the rule "mean": there its query is replaced by 0, and a bias has to be small.
+        A finite result is right. Each row has a product with each value, so all values are finite;
+        a row that has keys has finite scores at these, or -inf, and -inf at the others. What
+        `plain` makes of a row without keys does not depend on its scores, but for the rule "mean":
+        there its query is replaced by 0, and a bias has to be small.
         """
         rule, nothing = self.call.attrs.get("cpu_empty_rows", ""), self.number(0.0)
         mask = self._shared_mask()
@@ -413,15 +495,23 @@ class _Writer(FunctionWriter):
         empty = "" if mask is None else mask.empty
         if has_means := bool(empty) and rule == "mean":
             factor = self.op("Where", empty, nothing, self.number(1.0))
-            self.operands = replace(self.operands, query=self.op("Mul", self.operands.query, factor))
-        held = self._held(*(("key", "value", "bias") if has_means else ("query", "key", "value", "bias")))
+            self.operands = replace(
+                self.operands, query=self.op("Mul", self.operands.query, factor)
+            )
+        held = self._held(
+            *(("key", "value", "bias") if has_means else ("query", "key", "value", "bias"))
+        )
         if self.operands.sink is not None:
-            self.operands = replace(self.operands, sink=self.op("Min", self.operands.sink, self.number(math.inf)))
+            self.operands = replace(
+                self.operands, sink=self.op("Min", self.operands.sink, self.number(math.inf))
+            )
         out = self.plain(mask)
         rows = self.op("Where", empty, nothing, out) if empty and rule == "nan" else out
         squares, bound = self.op("ReduceSumSquare", rows, keepdims=0), self.number(math.inf)
         if has_means and self.operands.bias is not None:
-            squares = self.op("Add", squares, self.op("ReduceSumSquare", self.operands.bias, keepdims=0))
+            squares = self.op(
+                "Add", squares, self.op("ReduceSumSquare", self.operands.bias, keepdims=0)
+            )
             divisor = self.op("Add", self.op("Abs", self.operands.scale), self.number(1.0))
             bound = self.op("Div", self.number(TAME), divisor)
         general = self._branch(held)
@@ -430,12 +520,15 @@ class _Writer(FunctionWriter):
     def _unless(self, is_right: str, out: str, branch: _Writer, other: str) -> str:
         """`out` if it is right, or else what a branch computes."""
         then = _graph("as_models_do", [helper.make_node("Identity", [out], ["finite"])], "finite")
-        return self.op("If", is_right, then_branch=then, else_branch=_graph("any_numbers", branch.nodes, other))
+        return self.op(
+            "If", is_right, then_branch=then, else_branch=_graph("any_numbers", branch.nodes, other)
+        )
 
     def _held(self, *names: str) -> dict[str, tuple[str, str]]:
-        """Those of the operands that a branch may not read, because ONNX Runtime might move a DequantizeLinear forwards
-        to them: its QDQPropagation (1.20 to 1.32) ends the process where a branch reads the result. It does not look
-        through a Flatten, which costs nothing. They are held as a matrix and their shape."""
+        """Those of the operands that a branch may not read, because ONNX Runtime might move a
+        DequantizeLinear forwards to them: its QDQPropagation (1.20 to 1.32) ends the process where
+        a branch reads the result. It does not look through a Flatten, which costs nothing. They are
+        held as a matrix and their shape."""
         call, (n1, n2) = self.call, self.call.heads
         is_cast, is_repeated = call.dtype != TensorProto.FLOAT, n2 not in (1, n1)
         computed = {
@@ -445,16 +538,24 @@ class _Writer(FunctionWriter):
             "bias": self.operands.bias is None,
         }
         held = {name: getattr(self.operands, name) for name in names if not computed[name]}
-        return {name: (self.op("Flatten", value, axis=3), self.op("Shape", value)) for name, value in held.items()}
+        return {
+            name: (self.op("Flatten", value, axis=3), self.op("Shape", value))
+            for name, value in held.items()
+        }
 
     def general(self, mask: _Mask | None) -> str:
-        """The result [B,N1,S1,Dv] for operands of any numbers. `mask` is what is known of it already."""
+        """The result [B,N1,S1,Dv] for operands of any numbers. `mask` is what is known of it
+        already."""
         product = self._product()
         batch, bias = self._batch_and_bias(product)
         scores = self._scores(product, bias)
         first = self.call.attrs["pse_type"] == 1
-        scaled_bias = self.op("Mul", bias, self.operands.scale) if bias is not None and first else bias
-        allowed = self._allowed(partial(self._lengths, scores), batch) if mask is None else mask.allowed
+        scaled_bias = (
+            self.op("Mul", bias, self.operands.scale) if bias is not None and first else bias
+        )
+        allowed = (
+            self._allowed(partial(self._lengths, scores), batch) if mask is None else mask.allowed
+        )
         return self._attend(scores, scaled_bias, allowed)
 
     def plain(self, mask: _Mask | None) -> str:
@@ -489,9 +590,9 @@ class _Writer(FunctionWriter):
         return self.op("Trilu", filled, self.scalar(after + 1), upper=1)
 
     def _product(self) -> str:
-        """The products of query and key. TransposeOptimizer of ONNX Runtime joins transposed keys with a Transpose in
-        front of rotary positions, which makes new ones for query; it does not look through a Reshape, which costs
-        nothing."""
+        """The products of query and key. TransposeOptimizer of ONNX Runtime joins transposed keys
+        with a Transpose in front of rotary positions, which makes new ones for query; it does not
+        look through a Reshape, which costs nothing."""
         key = self.operands.key
         if self.call.layout == "BNSD":
             key = self.op("Reshape", key, self.ints(0, 0, 0, 0))
@@ -531,8 +632,8 @@ class _Writer(FunctionWriter):
         return _Mask(allowed, self.op("Where", kept, nothing, fill), empty)
 
     def _shared_mask(self) -> _Mask | None:
-        """What the mask adds to the scores, if the mask alone says so: ONNX Runtime then sees that all layers compute
-        the same. Else None."""
+        """What the mask adds to the scores, if the mask alone says so: ONNX Runtime then sees that
+        all layers compute the same. Else None."""
         call = self.call
         repeated = call.attrs.get("cpu_mask_batch") == "repeated"
         has_band = _bounds(call.attrs) != (UNLIMITED, UNLIMITED)
@@ -541,15 +642,23 @@ class _Writer(FunctionWriter):
         return self._mask(self._lengths_of_mask, None)
 
     def _may_be_plain(self) -> bool:
-        """Whether masked keys have no part in the result: no scores, and no share of what a sink leaves to empty
-        rows."""
+        """Whether masked keys have no part in the result: no scores, and no share of what a sink
+        leaves to empty rows."""
         attrs = self.call.attrs
-        scored = math.isfinite(float(attrs.get("cpu_mask_value", -math.inf))) or attrs.get("cpu_masked_bias") == "added"
+        scored = (
+            math.isfinite(float(attrs.get("cpu_mask_value", -math.inf)))
+            or attrs.get("cpu_masked_bias") == "added"
+        )
         empty_are_zero = attrs.get("cpu_empty_rows", "") in ("", "zero")
-        return "atten_mask" in self.call.inputs and not scored and ("sink" not in self.call.inputs or empty_are_zero)
+        return (
+            "atten_mask" in self.call.inputs
+            and not scored
+            and ("sink" not in self.call.inputs or empty_are_zero)
+        )
 
     def _branch(self, held: Mapping[str, tuple[str, str]]) -> _Writer:
-        """The writer of a branch, whose names are no names of this one. Some of its operands are `held`."""
+        """The writer of a branch, whose names are no names of this one. Some of its operands are
+        `held`."""
         branch = _Writer(call=self.call, offset=2000)
         branch.names = {stem: branch.offset + count for stem, count in self.names.items()}
         restored = {name: branch._restored(*parts) for name, parts in held.items()}
@@ -565,8 +674,9 @@ class _Writer(FunctionWriter):
         return self.op("Mul", self.op("Tanh", self.op("Div", scores, cap)), cap)
 
     def _float(self, name: str) -> str:
-        """An operand in float32. Behind a DequantizeLinear a Flatten comes first: ONNX Runtime would move the former
-        behind what moves the elements here, and quantise them again, of which some types make an invalid model."""
+        """An operand in float32. Behind a DequantizeLinear a Flatten comes first: ONNX Runtime
+        would move the former behind what moves the elements here, and quantise them again, of which
+        some types make an invalid model."""
         value = self.wide(name)
         if not self.call.known.is_dequantised:
             return value
@@ -580,16 +690,28 @@ class _Writer(FunctionWriter):
     def _operands(self) -> _Operands:
         """The operands in float32."""
         n1, n2 = self.call.heads
-        query = [self._arranged(name, n1, n1) for name in ("query", "query_rope") if name in self.call.inputs]
-        key = [self._arranged(name, n2, n1) for name in ("key", "key_rope") if name in self.call.inputs]
+        query = [
+            self._arranged(name, n1, n1)
+            for name in ("query", "query_rope")
+            if name in self.call.inputs
+        ]
+        key = [
+            self._arranged(name, n2, n1) for name in ("key", "key_rope") if name in self.call.inputs
+        ]
         value = self._arranged("value", n2, n1)
-        joined = [parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=3) for parts in (query, key)]
-        bias, sink = (self._float(name) if name in self.call.inputs else None for name in ("real_shift", "sink"))
+        joined = [
+            parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=3)
+            for parts in (query, key)
+        ]
+        bias, sink = (
+            self._float(name) if name in self.call.inputs else None
+            for name in ("real_shift", "sink")
+        )
         return _Operands(joined[0], joined[1], value, self.attribute("scale_value"), bias, sink)
 
     def _arranged(self, name: str, heads: int, repeated: int) -> str:
-        """An operand as [B,N1,S,D] in float32, or [B,1,S,D] if all query heads share its only head. Several heads are
-        repeated for the query heads that share them."""
+        """An operand as [B,N1,S,D] in float32, or [B,1,S,D] if all query heads share its only head.
+        Several heads are repeated for the query heads that share them."""
         call, width = self.call, self.call.widths[name]
         value = self._float(name)
         if "actual_seq_kvlen" in call.inputs and not name.startswith("query"):
@@ -602,7 +724,9 @@ class _Writer(FunctionWriter):
             value = self.op("Transpose", value, perm=perm)
         if heads in (1, repeated):  # one head is read by all, as a product broadcasts
             return value
-        return self.op("Gather", value, self.ints(*np.repeat(range(heads), repeated // heads)), axis=1)
+        return self.op(
+            "Gather", value, self.ints(*np.repeat(range(heads), repeated // heads)), axis=1
+        )
 
     def _batch(self, *operands: str) -> str:
         """The batch size [1] of what is computed of these operands."""
@@ -634,7 +758,8 @@ class _Writer(FunctionWriter):
         return self._attend_scored(self.op("Where", allowed.keys, scores, fill), allowed.keys)
 
     def _attend_allowed(self, scores: str, allowed: _Allowed) -> str:
-        """Excluded keys have no part in the softmax. cpu_empty_rows says what a row without keys is."""
+        """Excluded keys have no part in the softmax. cpu_empty_rows says what a row without keys
+        is."""
         nothing, infinite = self.number(0.0), self.number(-math.inf)
         rule = self.call.attrs.get("cpu_empty_rows", "")
         empty = self._empty(allowed)
@@ -658,15 +783,19 @@ class _Writer(FunctionWriter):
         return self.op("Equal", count, self.number(0.0))
 
     def _attend_scored(self, scores: str, allowed: str) -> str:
-        """Excluded keys have a finite score. Their values count where their weight is no less than a normal float32,
-        unless cpu_masked_values leaves them out."""
+        """Excluded keys have a finite score. Their values count where their weight is no less than
+        a normal float32, unless cpu_masked_values leaves them out."""
         weights = self._softmax(scores, None)
         if self.call.attrs.get("cpu_masked_values") == "zero":
-            return self._weighted(self.op("Where", allowed, weights, self.number(0.0)), lambda _: allowed)
+            return self._weighted(
+                self.op("Where", allowed, weights, self.number(0.0)), lambda _: allowed
+            )
         least = float(np.finfo(np.float32).tiny)
 
         def read(writer: _Writer) -> str:
-            return writer.op("Or", allowed, writer.op("GreaterOrEqual", weights, writer.number(least)))
+            return writer.op(
+                "Or", allowed, writer.op("GreaterOrEqual", weights, writer.number(least))
+            )
 
         return self._weighted(weights, read)
 
@@ -726,7 +855,10 @@ class _Writer(FunctionWriter):
 
     def _lengths_of_operands(self) -> tuple[str, str]:
         """The same from query and key."""
-        rows, keys = (self._length(self.op("Shape", name), 2) for name in (self.operands.query, self.operands.key))
+        rows, keys = (
+            self._length(self.op("Shape", name), 2)
+            for name in (self.operands.query, self.operands.key)
+        )
         return rows, keys
 
     def _lengths_of_mask(self) -> tuple[str, str]:
@@ -735,19 +867,22 @@ class _Writer(FunctionWriter):
         return length, length
 
     def _length(self, shape: str, axis: int) -> str:
-        """Positions are int32, which ONNX Runtime compares twice as fast as int64. No length comes near its limit."""
+        """Positions are int32, which ONNX Runtime compares twice as fast as int64. No length comes
+        near its limit."""
         return self.op("Cast", self.op("Gather", shape, self.scalar(axis)), to=TensorProto.INT32)
 
     def _allowed(self, lengths: Lengths, batch: str | None) -> _Allowed | None:
-        """The allowed keys, as far as they broadcast to the scores; None without a mask. With `batch` the mask is
-        repeated to this batch size."""
+        """The allowed keys, as far as they broadcast to the scores; None without a mask. With
+        `batch` the mask is repeated to this batch size."""
         call, mode = self.call, self.call.attrs["sparse_mode"]
         if "atten_mask" not in call.inputs:
             return None
         parts = []
         if call.mask_excludes:
             excluded = self.op("Cast", "atten_mask", to=TensorProto.BOOL)
-            parts.append(self.op("Not", excluded if batch is None else self._repeated(excluded, batch)))
+            parts.append(
+                self.op("Not", excluded if batch is None else self._repeated(excluded, batch))
+            )
         band = self._band(lengths, int(mode))
         if not parts and not band.allowed:
             return None
@@ -755,7 +890,8 @@ class _Writer(FunctionWriter):
         return _Allowed(allowed, None if parts else band)
 
     def _band(self, lengths: Lengths, mode: int) -> _Band:
-        """The bounds of key - row: -pre and next, or causal, from the top left (0, 2) or the bottom right (3, 4)."""
+        """The bounds of key - row: -pre and next, or causal, from the top left (0, 2) or the bottom
+        right (3, 4)."""
         before, after = _bounds(self.call.attrs)
         has_first, has_last = before < UNLIMITED, after < UNLIMITED
         if not has_first and not has_last:
@@ -773,19 +909,22 @@ class _Writer(FunctionWriter):
         return _Band(keys, first, last, tuple(allowed))
 
     def _weighted(self, weights: str, read: Callable[[_Writer], str]) -> str:
-        """weights @ value, where values that are not read need not be finite. `read` writes which are read."""
+        """weights @ value, where values that are not read need not be finite. `read` writes which
+        are read."""
         if self.offset:  # a branch is for numbers that are not finite
             return self._weighted_any(weights, read(self))
         out = self.op("MatMul", weights, self.operands.value)
         if self.call.known.is_tame:
             return out
-        is_finite = self.op("Less", self.op("ReduceSumSquare", out, keepdims=0), self.number(math.inf))
+        is_finite = self.op(
+            "Less", self.op("ReduceSumSquare", out, keepdims=0), self.number(math.inf)
+        )
         branch = self._branch(self._held("value"))
         return self._unless(is_finite, out, branch, branch._weighted_any(weights, read(branch)))
 
     def _weighted_any(self, weights: str, read: str) -> str:
-        """The same for any values: those that are not finite are 0 in the product, and add what they are where they are
-        read."""
+        """The same for any values: those that are not finite are 0 in the product, and add what
+        they are where they are read."""
         nothing, value = self.number(0.0), self.operands.value
         lacking = self.op("Or", self.op("IsNaN", value), self.op("IsInf", value))
         total = self.op("MatMul", weights, self.op("Where", lacking, nothing, value))
@@ -799,15 +938,22 @@ class _Writer(FunctionWriter):
         above = self.op("IsInf", value, detect_negative=0)
         below = self.op("IsInf", value, detect_positive=0)
         either = self.op("Add", used, unused)
-        undefined = self.op("Or", found(either, self.op("IsNaN", value)), found(unused, self.op("IsInf", value)))
-        for where, term in ((found(used, above), math.inf), (found(used, below), -math.inf), (undefined, math.nan)):
+        undefined = self.op(
+            "Or", found(either, self.op("IsNaN", value)), found(unused, self.op("IsInf", value))
+        )
+        for where, term in (
+            (found(used, above), math.inf),
+            (found(used, below), -math.inf),
+            (undefined, math.nan),
+        ):
             total = self.op("Add", total, self.op("Where", where, self.number(term), nothing))
         return total
 
     def _of_operands(self, out: str) -> str:
         """The result, with the sizes that query, key and value give it.
 
-        A mask or bias of more batches or rows than these is an error, as it is in the kernel: it does not repeat them.
+        A mask or bias of more batches or rows than these is an error, as it is in the kernel: it
+        does not repeat them.
         """
         if self.call.known.fits:
             return out
@@ -816,14 +962,24 @@ class _Writer(FunctionWriter):
             return self.op("Reshape", out, self.op("Shape", operands.query))
         if self.call.known.one_batch:
             return self.op(
-                "Reshape", out, self.op("Concat", self._axes(operands.query, 0, 3), self.ints(width), axis=0)
+                "Reshape",
+                out,
+                self.op("Concat", self._axes(operands.query, 0, 3), self.ints(width), axis=0),
             )
-        names = [operands.query, operands.key, *([] if self.call.known.values_fit else [operands.value])]
+        names = [
+            operands.query,
+            operands.key,
+            *([] if self.call.known.values_fit else [operands.value]),
+        ]
         sizes = [self.op("Max", *(self._axes(name, 0, 1) for name in names))]
         if self.call.query_width == width:
             sizes.append(self._axes(operands.query, 1, _RANK))
         else:
-            sizes += [self.ints(self.call.heads[0]), self._axes(operands.query, 2, 3), self.ints(width)]
+            sizes += [
+                self.ints(self.call.heads[0]),
+                self._axes(operands.query, 2, 3),
+                self.ints(width),
+            ]
         return self.op("Reshape", out, self.op("Concat", *sizes, axis=0))
 
     def _axes(self, name: str, start: int, end: int) -> str:

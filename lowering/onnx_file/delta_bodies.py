@@ -1,11 +1,15 @@
-"""The bodies of ChunkGatedDeltaRule and RecurrentGatedDeltaRule: ONNX functions that compute what the operators do.
+"""The bodies of ChunkGatedDeltaRule and RecurrentGatedDeltaRule: ONNX functions that compute what
+the operators do.
 
-A file for Ascend holds these functions, as it does those of the operators around attention (around_bodies.py). ONNX
-Runtime with the library takes the kernels and never looks at them. A body is a Loop over the packed tokens, in float32:
-token t reads the state of one block, changes it, and writes it to another. For ChunkGatedDeltaRule both are the block
-of its sequence. Results have the types of the operators, by CastLike, which opset 15 has first.
+A file for Ascend holds these functions, as it does those of the operators around attention
+(around_bodies.py). ONNX Runtime with the library takes the kernels and never looks at them. A body
+is a Loop over the packed tokens, in float32:
+token t reads the state of one block, changes it, and writes it to another. For ChunkGatedDeltaRule
+both are the block of its sequence. Results have the types of the operators, by CastLike, which
+opset 15 has first.
 
-A body reads the inputs that its nodes have. If nodes of one operator have different ones, the operator has no body.
+A body reads the inputs that its nodes have. If nodes of one operator have different ones, the
+operator has no body.
 """
 
 from __future__ import annotations
@@ -22,12 +26,13 @@ from fa_compiler.op_registry import DOMAIN, get
 STATES = {"ChunkGatedDeltaRule": "initial_state", "RecurrentGatedDeltaRule": "state"}
 """The operators that have such a body, and their inputs that are states."""
 RESULTS = ("out", "after")
-"""The outputs of a function. The state of RecurrentGatedDeltaRule is an input and an output of one name, which a
-function cannot have."""
+"""The outputs of a function. The state of RecurrentGatedDeltaRule is an input and an output of one
+name, which a function cannot have."""
 
 
 def delta_bodies(nodes: Iterable[onnx.NodeProto], opset: int) -> list[onnx.FunctionProto]:
-    """The functions of the operators among these nodes, in a model of this opset; none in an opset without CastLike."""
+    """The functions of the operators among these nodes, in a model of this opset; none in an opset
+    without CastLike."""
     found: dict[str, set[tuple[str, ...]]] = {}
     for node in nodes:
         if node.domain == DOMAIN and node.op_type in STATES:
@@ -35,7 +40,11 @@ def delta_bodies(nodes: Iterable[onnx.NodeProto], opset: int) -> list[onnx.Funct
             found.setdefault(node.op_type, set()).add(tuple(name for name, given in names if given))
     if opset < CAST_LIKE:
         return []
-    return [_body(name, inputs, opset) for name, (inputs, *others) in sorted(found.items()) if not others]
+    return [
+        _body(name, inputs, opset)
+        for name, (inputs, *others) in sorted(found.items())
+        if not others
+    ]
 
 
 def _body(op_type: str, inputs: tuple[str, ...], opset: int) -> onnx.FunctionProto:
@@ -68,9 +77,18 @@ class _Body(FunctionWriter):
         if "gk" in self.inputs:
             rows["f"] = self.op("Exp", self.op("Unsqueeze", self.wide("gk"), self.ints(2)))
         count = self.op("Squeeze", tokens, self.ints(0))
-        self.nodes.append(helper.make_node("Loop", [count, "", self.wide(state)], ["last", "reads"], body=_token(rows)))
+        self.nodes.append(
+            helper.make_node(
+                "Loop", [count, "", self.wide(state)], ["last", "reads"], body=_token(rows)
+            )
+        )
         scaled = self.op("Mul", "reads", self.attribute("scale_value"))
-        self.op("CastLike", self.op("Reshape", scaled, self.op("Shape", "value")), "query", out=RESULTS[0])
+        self.op(
+            "CastLike",
+            self.op("Reshape", scaled, self.op("Shape", "value")),
+            "query",
+            out=RESULTS[0],
+        )
         self.op("CastLike", "last", state, out=RESULTS[1])
 
     def long(self, name: str) -> str:
@@ -82,13 +100,16 @@ class _Body(FunctionWriter):
         return self.op("Unsqueeze", name, self.ints(-1))
 
     def repeated(self, name: str) -> str:
-        """query or key [T,Nk,Dk] in float32 as [T,Nv,1,Dk]: each head for as many heads of value."""
+        """query or key [T,Nk,Dk] in float32 as [T,Nv,1,Dk]: each head for as many heads of
+        value."""
         size, heads = self.size(name, 2), self.size("value", 1)
         group = self.op("Div", heads, self.size(name, 1))
         one = self.ints(1)
         whole = self.op("Concat", self.size(name, 0), self.size(name, 1), group, size, axis=0)
         wide = self.op("Expand", self.op("Unsqueeze", self.wide(name), self.ints(2)), whole)
-        return self.op("Reshape", wide, self.op("Concat", self.size(name, 0), heads, one, size, axis=0))
+        return self.op(
+            "Reshape", wide, self.op("Concat", self.size(name, 0), heads, one, size, axis=0)
+        )
 
     def sequences(self, tokens: str) -> tuple[str, str]:
         """For each token the number of its sequence, and the first token of that."""
@@ -131,6 +152,10 @@ def _token(rows: dict[str, str]) -> onnx.GraphProto:
     place = step.op("Reshape", row["write"], step.ints(1, 1))
     step.op("ScatterND", "states", place, step.op("Unsqueeze", state, step.ints(0)), out="next")
     step.op("Identity", "more", out="on")
-    inputs = [declared("t", 0, TensorProto.INT64), declared("more", 0, TensorProto.BOOL), declared("states")]
+    inputs = [
+        declared("t", 0, TensorProto.INT64),
+        declared("more", 0, TensorProto.BOOL),
+        declared("states"),
+    ]
     outputs = [declared("on", 0, TensorProto.BOOL), declared("next"), declared("read_out", 3)]
     return helper.make_graph(step.nodes, "token", inputs, outputs)

@@ -1,30 +1,33 @@
 """The form that fused nodes have in files for ONNX Runtime.
 
-In the graph a FlashAttentionScore has the outputs of its prototype: softmax_max, softmax_sum, softmax_out and
-attention_out, of which an inference model needs the last one. Written as ONNX that is ['', '', '', out]. Many tools
-know a node by its first output (ONNX Runtime's symbolic shape inference, the float16 conversion of
-onnxconverter-common). If all outputs are named instead, the float16 converters declare softmax_max to be float16, but
-it is float32. So a file has
+In the graph a FlashAttentionScore has the outputs of its prototype: softmax_max, softmax_sum,
+softmax_out and attention_out, of which an inference model needs the last one. Written as ONNX that
+is ['', '', '', out]. Many tools know a node by its first output (ONNX Runtime's symbolic shape
+inference, the float16 conversion of onnxconverter-common). If all outputs are named instead, the
+float16 converters declare softmax_max to be float16, but it is float32. So a file has
 
     fa_compiler::FlashAttention(the inputs of the prototype) -> attention_out
 
-with the same inputs and attributes; the library has the same kernel for it. A node whose statistics are used (by a
-gradient) keeps its domain and its outputs.
+with the same inputs and attributes; the library has the same kernel for it. A node whose statistics
+are used (by a gradient) keeps its domain and its outputs.
 
-Beside the nodes the file has their bodies (bodies.py) as model-local functions. Nodes with different bodies have
-different names, because a function is found by its name: FlashAttention, FlashAttentionBody2, and so on to
-FlashAttentionBody8. The library has the same kernel for all of them. ONNX also has overload names for several functions
-of one operator, but ONNX Runtime takes them only in new releases: 1.20 and 1.23 run one body for all nodes, with wrong
-results. A file has the bodies of all its nodes, or none if a node has no body or if there are more than eight.
+Beside the nodes the file has their bodies (bodies.py) as model-local functions. Nodes with
+different bodies have different names, because a function is found by its name: FlashAttention,
+FlashAttentionBody2, and so on to FlashAttentionBody8. The library has the same kernel for all of
+them. ONNX also has overload names for several functions of one operator, but ONNX Runtime takes
+them only in new releases: 1.20 and 1.23 run one body for all nodes, with wrong results. A file has
+the bodies of all its nodes, or none if a node has no body or if there are more than eight.
 
-FlashLinearAttention and ShortConvolution keep their names and domain, because their first output is the one that every
-model needs. Their bodies are functions of this name. If the nodes of one of them need several bodies, it has none.
+FlashLinearAttention and ShortConvolution keep their names and domain, because their first output is
+the one that every model needs. Their bodies are functions of this name. If the nodes of one of them
+need several bodies, it has none.
 
-A file for Ascend keeps the nodes of the graph. It holds functions of the operators around attention, of which the
-library has no kernels, and of CANN's linear attention, in the domain of the nodes (around_bodies.py, delta_bodies.py).
-`add_ascend_bodies` adds them.
+A file for Ascend keeps the nodes of the graph. It holds functions of the operators around
+attention, of which the library has no kernels, and of CANN's linear attention, in the domain of the
+nodes (around_bodies.py, delta_bodies.py). `add_ascend_bodies` adds them.
 
-`to_graph_operators` is the way back: what reads a model of this form sees the nodes of the graph, without functions.
+`to_graph_operators` is the way back: what reads a model of this form sees the nodes of the graph,
+without functions.
 """
 
 from __future__ import annotations
@@ -74,7 +77,8 @@ _OUTPUTS_BEFORE = get(GRAPH_OP).output_names.index("attention_out")
 def to_file_operators(model: ir.Model, info: ShapeInfo | None) -> list[onnx.FunctionProto]:
     """Rename the fused nodes to the operators that a file has, and return their bodies.
 
-    `info` is what is known of the model; None makes no bodies. `finish_proto` does the rest when the model is a proto.
+    `info` is what is known of the model; None makes no bodies. `finish_proto` does the rest when
+    the model is a proto.
     """
     linear = [] if info is None else _linear_bodies(model, info)
     chosen = [node for node in all_nodes(model.graph) if _gives_only_attention_out(node)]
@@ -110,8 +114,8 @@ def _linear_key(node: ir.Node, info: ShapeInfo, opset: int) -> LinearKey | None:
 
 
 def finish_proto(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> None:
-    """Remove the outputs before attention_out of the marked nodes, add their functions, and say in the model's metadata
-    which library has the operators, and how it is loaded."""
+    """Remove the outputs before attention_out of the marked nodes, add their functions, and say in
+    the model's metadata which library has the operators, and how it is loaded."""
     domains = {opset.domain for opset in proto.opset_import}
     if domains.isdisjoint(DOMAINS):
         return
@@ -124,19 +128,23 @@ def finish_proto(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]
 
 
 def add_ascend_bodies(proto: onnx.ModelProto, made: Iterable[str], given: onnx.ModelProto) -> None:
-    """Add the functions of Ascend's operators to a model: of those around attention that were `made` now, of those that
-    the `given` model had functions of, and of the delta rules. Other nodes of the types around attention may be called
-    in a way that the functions do not compute."""
-    before = (each.name for each in given.functions if each.domain == DOMAIN and has_body(each.name))
+    """Add the functions of Ascend's operators to a model: of those around attention that were
+    `made` now, of those that the `given` model had functions of, and of the delta rules. Other
+    nodes of the types around attention may be called in a way that the functions do not compute."""
+    before = (
+        each.name for each in given.functions if each.domain == DOMAIN and has_body(each.name)
+    )
     owners = [proto.graph.node, *(function.node for function in proto.functions)]
     nodes = [node for owner in owners for node in _each(owner) if node.domain == DOMAIN]
-    opset = next((opset.version for opset in proto.opset_import if opset.domain in ("", "ai.onnx")), 0)
+    opset = next(
+        (opset.version for opset in proto.opset_import if opset.domain in ("", "ai.onnx")), 0
+    )
     proto.functions.extend([*bodies_of([*made, *before], opset), *delta_bodies(nodes, opset)])
 
 
 def add_around_functions(model: ir.Model, made: Iterable[str], given: ir.Model) -> None:
-    """What `add_ascend_bodies` does for the operators around attention, for a model that stays in memory as an
-    `ir.Model`."""
+    """What `add_ascend_bodies` does for the operators around attention, for a model that stays in
+    memory as an `ir.Model`."""
     before = (name for domain, name, _ in given.functions if domain == DOMAIN and has_body(name))
     for function in bodies_of([*made, *before], graph_opset(model.graph)):
         written = ir.serde.deserialize_function(function)
@@ -168,7 +176,8 @@ def restore_graph_operators(model: ir.Model) -> None:
 
 
 def _replace_node(node: ir.Node, domain: str, op_type: str, outputs: int) -> None:
-    """Replace a node by one with this operator and number of outputs. Only the last output is used in both."""
+    """Replace a node by one with this operator and number of outputs. Only the last output is used
+    in both."""
     graph, last = node.graph, node.outputs[-1]
     assert graph is not None
     made = ir.Node(
@@ -189,7 +198,8 @@ def _replace_node(node: ir.Node, domain: str, op_type: str, outputs: int) -> Non
 
 
 def to_graph_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the nodes of the graph in place of those of the file; the model itself if it has none."""
+    """The model with the nodes of the graph in place of those of the file; the model itself if it
+    has none."""
     has_bodies = any(_is_body(function.domain, function.name) for function in proto.functions)
     if not has_bodies and all(opset.domain != FILE_DOMAIN for opset in proto.opset_import):
         return proto
@@ -200,7 +210,9 @@ def to_graph_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
             node.domain, node.op_type = DOMAIN, GRAPH_OP
             (output,) = node.output
             node.output[:] = [*[""] * _OUTPUTS_BEFORE, output]
-    kept = [function for function in result.functions if not _is_body(function.domain, function.name)]
+    kept = [
+        function for function in result.functions if not _is_body(function.domain, function.name)
+    ]
     del result.functions[:]
     result.functions.extend(kept)
     imports = [opset for opset in result.opset_import if opset.domain not in (FILE_DOMAIN, DOMAIN)]
@@ -222,7 +234,9 @@ def _description(complete: bool) -> str:
 
 
 def _gives_only_attention_out(node: ir.Node) -> bool:
-    if (node.domain, node.op_type) != (DOMAIN, GRAPH_OP) or len(node.outputs) != _OUTPUTS_BEFORE + 1:
+    if (node.domain, node.op_type) != (DOMAIN, GRAPH_OP) or len(
+        node.outputs
+    ) != _OUTPUTS_BEFORE + 1:
         return False
     return not any(output.name or output.uses() for output in node.outputs[:_OUTPUTS_BEFORE])
 
@@ -233,23 +247,33 @@ def _is_of_file(domain: str, name: str) -> bool:
 
 def _is_body(domain: str, name: str) -> bool:
     """Whether a function of this name is the body of an operator."""
-    return _is_of_file(domain, name) or (domain == DOMAIN and (name in LINEAR or name in STATES or has_body(name)))
+    return _is_of_file(domain, name) or (
+        domain == DOMAIN and (name in LINEAR or name in STATES or has_body(name))
+    )
 
 
-def _is_complete(operators: Iterable[tuple[str, str]], functions: Sequence[onnx.FunctionProto]) -> bool:
+def _is_complete(
+    operators: Iterable[tuple[str, str]], functions: Sequence[onnx.FunctionProto]
+) -> bool:
     """Whether each of these operators that is the library's has a body among the functions."""
     bodies = {(function.domain, function.name) for function in functions}
     return all(domain not in DOMAINS or (domain, name) in bodies for domain, name in operators)
 
 
 def _body_keys(model: ir.Model, nodes: Sequence[ir.Node], info: ShapeInfo) -> list[BodyKey] | None:
-    """What the body of each of these nodes depends on; None if one of them has no body, or if they have too many."""
+    """What the body of each of these nodes depends on; None if one of them has no body, or if they
+    have too many."""
     opset = graph_opset(model.graph)
     keys: list[BodyKey] = []
     tame = tame_nodes(nodes, model, info)
     for node in nodes:
         try:
-            key = body_key(node_view(node, info), opset, is_tame=node in tame, is_dequantised=_is_dequantised(node))
+            key = body_key(
+                node_view(node, info),
+                opset,
+                is_tame=node in tame,
+                is_dequantised=_is_dequantised(node),
+            )
         except RegistryError:  # a node that the model had before
             return None
         if key is None:
@@ -263,7 +287,9 @@ def _body_keys(model: ir.Model, nodes: Sequence[ir.Node], info: ShapeInfo) -> li
 def _is_dequantised(node: ir.Node) -> bool:
     """Does a DequantizeLinear make an operand of a node, but for operators that move elements?"""
     operands = (value for value in node.inputs if value is not None)
-    return any(is_op(source_through(value, *MOVES).producer(), "DequantizeLinear") for value in operands)
+    return any(
+        is_op(source_through(value, *MOVES).producer(), "DequantizeLinear") for value in operands
+    )
 
 
 def _name_by_body(nodes: Sequence[ir.Node], keys: Sequence[BodyKey]) -> list[onnx.FunctionProto]:

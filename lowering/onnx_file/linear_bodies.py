@@ -1,8 +1,9 @@
-"""The bodies of FlashLinearAttention and ShortConvolution: ONNX functions that compute the same in standard operators.
+"""The bodies of FlashLinearAttention and ShortConvolution: ONNX functions that compute the same in
+standard operators.
 
-FlashLinearAttention is a Scan over the tokens, in float32. Its body is made for float tensors of known widths, without
-cu_seqlens. ShortConvolution is a Conv of the past state and the input together. Results have the types of the
-operators, by CastLike, which opset 15 has first.
+FlashLinearAttention is a Scan over the tokens, in float32. Its body is made for float tensors of
+known widths, without cu_seqlens. ShortConvolution is a Conv of the past state and the input
+together. Results have the types of the operators, by CastLike, which opset 15 has first.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class LinearKey:
 def linear_key(view: NodeView, opset: int) -> LinearKey | None:
     """What the body of a node depends on; None if it has no body. `opset` is that of the model."""
     writer = _WRITERS.get(view.op_type)
-    tensors = {name: tensor for name, tensor in view.inputs.items() if isinstance(tensor, TensorInfo)}
+    tensors = {
+        name: tensor for name, tensor in view.inputs.items() if isinstance(tensor, TensorInfo)
+    }
     if writer is None or opset < CAST_LIKE or "cu_seqlens" in tensors:
         return None
     attrs = full_attrs(get(view.op_type), view.attrs)
@@ -49,10 +52,13 @@ def linear_key(view: NodeView, opset: int) -> LinearKey | None:
 
 
 def linear_body(key: LinearKey) -> onnx.FunctionProto:
-    """The body, as a function of the operator's name and domain. It has all inputs up to the last one of the node."""
+    """The body, as a function of the operator's name and domain. It has all inputs up to the last
+    one of the node."""
     writer = _WRITERS[key.op_type](key=key)
     writer.write()
-    return writer.function(key.op_type, key.opset, key.given, get(key.op_type).output_names, key.inputs)
+    return writer.function(
+        key.op_type, key.opset, key.given, get(key.op_type).output_names, key.inputs
+    )
 
 
 @dataclass
@@ -71,33 +77,45 @@ class _Body(FunctionWriter):
         return self.op("Expand", self.number(0.0), shape)
 
     def missing(self, tokens: str) -> str:
-        """1 where there is no token, else 0. A Scan of no tokens ends the process (ONNX Runtime 1.32), and a Conv of
-        fewer columns than its weight has is an error. So each gets one token at least, whose results are dropped."""
+        """1 where there is no token, else 0. A Scan of no tokens ends the process (ONNX Runtime
+        1.32), and a Conv of fewer columns than its weight has is an error. So each gets one token
+        at least, whose results are dropped."""
         return self.op("Max", self.op("Sub", self.ints(1), tokens), self.ints(0))
 
 
 @dataclass
 class _Recurrence(_Body):
-    """FlashLinearAttention. All tensors of tokens are [B,T,states,rows,columns], where a state is [Dk,Dv]."""
+    """FlashLinearAttention. All tensors of tokens are [B,T,states,rows,columns], where a state is
+    [Dk,Dv]."""
 
     @staticmethod
     def widths(tensors: Mapping[str, TensorInfo]) -> tuple[Any, ...]:
-        return tuple(shape_of(tensor, 3)[-1] for name, tensor in tensors.items() if name != "past_state")
+        return tuple(
+            shape_of(tensor, 3)[-1] for name, tensor in tensors.items() if name != "past_state"
+        )
 
     def write(self) -> None:
         rows = [name for name in self.key.inputs if name != "past_state"]
         attrs, width = self.attrs, dict(zip(rows, self.key.widths, strict=True))
         q_heads, heads = int(attrs["q_num_heads"]), int(attrs["kv_num_heads"])
-        size, columns, out_heads = width["query"] // q_heads, width["value"] // heads, max(q_heads, heads)
+        size, columns, out_heads = (
+            width["query"] // q_heads,
+            width["value"] // heads,
+            max(q_heads, heads),
+        )
         key_heads, rule = width["key"] // size, attrs["update_rule"]
         each = {
-            "q": self._split("query", q_heads, min(q_heads, heads), heads, (out_heads // heads, size)),
+            "q": self._split(
+                "query", q_heads, min(q_heads, heads), heads, (out_heads // heads, size)
+            ),
             "k": self._split("key", key_heads, key_heads, heads, (1, size)),
             "v": self._split("value", heads, heads, heads, (1, columns)),
         }
         if "decay" in width:
             one = width["decay"] == heads
-            each["e"] = self.op("Exp", self._split("decay", heads, heads, heads, (1 if one else size, 1)))
+            each["e"] = self.op(
+                "Exp", self._split("decay", heads, heads, heads, (1 if one else size, 1))
+            )
         if "beta" in width:
             each["b"] = self.op("Reshape", self.wide("beta"), self.ints(0, 0, width["beta"], 1, 1))
         if rule in LOW_RANK:
@@ -120,9 +138,16 @@ class _Recurrence(_Body):
         state = self.op("Where", self.op("Equal", tokens, self.ints(0)), first, "last")
         read = self.op("Slice", "reads", self.ints(0), tokens, self.ints(1))
         scaled = self.op("Mul", read, self._scale(size))
-        shape = self.op("Concat", self.size("query", 0), tokens, self.ints(out_heads * columns), axis=0)
+        shape = self.op(
+            "Concat", self.size("query", 0), tokens, self.ints(out_heads * columns), axis=0
+        )
         self.op("CastLike", self.op("Reshape", scaled, shape), "query", out="output")
-        self.op("CastLike", state, "past_state" if "past_state" in self.key.inputs else "query", out="present_state")
+        self.op(
+            "CastLike",
+            state,
+            "past_state" if "past_state" in self.key.inputs else "query",
+            out="present_state",
+        )
 
     def _one_at_least(self, value: str, missing: str) -> str:
         """A value [B,T,..], followed by tokens of zeros."""
@@ -132,7 +157,8 @@ class _Recurrence(_Body):
         return self.op("Concat", value, self.op("Expand", self.number(0.0), shape), axis=1)
 
     def _split(self, name: str, heads: int, groups: int, states: int, last: tuple[int, int]) -> str:
-        """An input in float32 as [B,T,states,*last]. `heads` heads are `groups` groups, each for several states."""
+        """An input in float32 as [B,T,states,*last]. `heads` heads are `groups` groups, each for
+        several states."""
         value = self.wide(name)
         if heads == states or groups == states:
             return self.op("Reshape", value, self.ints(0, 0, states, *last))
@@ -163,7 +189,9 @@ def _step(names: tuple[str, ...], reads_before_decay: bool) -> onnx.GraphProto:
         after = step.op("Add", after, step.op("Mul", "p", step.op("MatMul", "r", read)))
     step.op("Identity", after, out="next")
     step.op("MatMul", "q", "next", out="out")
-    inputs, outputs = ([declared(name) for name in group] for group in (("state", *names), ("next", "out")))
+    inputs, outputs = (
+        [declared(name) for name in group] for group in (("state", *names), ("next", "out"))
+    )
     return helper.make_graph(step.nodes, "token", inputs, outputs)
 
 
@@ -183,8 +211,12 @@ class _Convolution(_Body):
             given = self.op("Transpose", given, perm=[0, 2, 1])
         before = self.past("input", channels, columns - 1)
         tokens = self.size("input", 1 if attrs["channels_last"] else 2)
-        shape = self.op("Concat", self.size("input", 0), self.ints(channels), self.missing(tokens), axis=0)
-        joined = self.op("Concat", before, given, self.op("Expand", self.number(0.0), shape), axis=2)
+        shape = self.op(
+            "Concat", self.size("input", 0), self.ints(channels), self.missing(tokens), axis=0
+        )
+        joined = self.op(
+            "Concat", before, given, self.op("Expand", self.number(0.0), shape), axis=2
+        )
         operands = [joined, self.wide("weight")]
         if "bias" in self.key.inputs:
             operands.append(self.wide("bias"))
@@ -195,7 +227,9 @@ class _Convolution(_Body):
         if attrs["channels_last"]:
             out = self.op("Transpose", out, perm=[0, 2, 1])
         self.op("CastLike", out, "input", out="output")
-        last = self.op("Slice", joined, tokens, self.op("Add", tokens, self.ints(columns - 1)), self.ints(2))
+        last = self.op(
+            "Slice", joined, tokens, self.op("Add", tokens, self.ints(columns - 1)), self.ints(2)
+        )
         self.op("CastLike", last, "input", out="present_state")
 
 

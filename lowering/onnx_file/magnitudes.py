@@ -1,23 +1,25 @@
-"""How large the operands of fused nodes get: their bodies need no branch for numbers that cannot occur.
+"""How large the operands of fused nodes get: their bodies need no branch for numbers that cannot
+occur.
 
-What a model computes from integers and finite weights is finite, and a norm makes it small again in every layer. So the
-bounds of passes/values/bounds.py prove for most models of text that query, key and value are tame in every run. What
-they need beside the rules for single operators is here:
+What a model computes from integers and finite weights is finite, and a norm makes it small again in
+every layer. So the bounds of passes/values/bounds.py prove for most models of text that query, key
+and value are tame in every run. What they need beside the rules for single operators is here:
 
     weights                          each is read, if it is in the model's own file or in memory
-    MatMul, Gemm                     by the sums of the absolute weights, or by the number of products
+    MatMul, Gemm                     by the sums of the absolute weights, or by the number of
+                                     products
     norms, ready made or not         at most the root of the number of elements, times the weight
     Erf, Gelu                        at most 1, and at most the operand
     norms, rotary positions and      the same, of a sum with a second operand or a bias
     Gelu of ONNX Runtime
     FlashAttentionScore              at most the largest value
 
-A float input of the model may hold anything, so nothing is proven behind it: images, sounds, embeddings, caches. The
-variance of a norm is taken to be computed to float32's precision; a kernel that makes NaN of finite numbers there
-makes it in the original, too.
+A float input of the model may hold anything, so nothing is proven behind it: images, sounds,
+embeddings, caches. The variance of a norm is taken to be computed to float32's precision; a kernel
+that makes NaN of finite numbers there makes it in the original, too.
 
-Models of more than MOST_WEIGHTS are not looked at: one layer takes a thousand times as long as the branch, and reading
-all weights takes seconds.
+Models of more than MOST_WEIGHTS are not looked at: one layer takes a thousand times as long as the
+branch, and reading all weights takes seconds.
 """
 
 from __future__ import annotations
@@ -37,7 +39,15 @@ from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.around import layer_norm, rms_norm
 from fa_compiler.passes.around.records import Norm, SummedNorm
 from fa_compiler.passes.emit.joined import is_of_other_file
-from fa_compiler.passes.ir.nodes import constant_tensor, float_attr, input_of, int_attr, is_op, text_attr, unheld
+from fa_compiler.passes.ir.nodes import (
+    constant_tensor,
+    float_attr,
+    input_of,
+    int_attr,
+    is_op,
+    text_attr,
+    unheld,
+)
 from fa_compiler.passes.values.bounds import Bounds
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -55,18 +65,27 @@ _RESULT = get(GRAPH_OP).output_names.index("attention_out")
 _NO_NUMBERS = (ir.DataType.STRING, ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
 
 Rule = Callable[["Magnitudes", ir.Node], Bound | None]
-_READY_MADE = {"LayerNormalization": True, "RMSNormalization": False, "SimplifiedLayerNormalization": False}
+_READY_MADE = {
+    "LayerNormalization": True,
+    "RMSNormalization": False,
+    "SimplifiedLayerNormalization": False,
+}
 """Norms, and whether they have a bias."""
 
 
 def tame_nodes(nodes: Sequence[ir.Node], model: ir.Model, info: ShapeInfo) -> set[ir.Node]:
-    """Those FlashAttentionScore nodes of a model that have a mask, and whose operands are finite in every run, with
-    scores below TAME. Without a mask this changes no body.
+    """Those FlashAttentionScore nodes of a model that have a mask, and whose operands are finite in
+    every run, with scores below TAME. Without a mask this changes no body.
 
-    `info` is what is known of the model. External data are not read, but for weights of the model's own file.
+    `info` is what is known of the model. External data are not read, but for weights of the model's
+    own file.
     """
     masked = [node for node in nodes if "atten_mask" in _by_name(node)]
-    weights = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
+    weights = [
+        value.const_value
+        for value in model.graph.initializers.values()
+        if value.const_value is not None
+    ]
     if not masked or sum(weight.size for weight in weights) > MOST_WEIGHTS:
         return set()
     known = Magnitudes(info, norms=norms_of(model.graph, info))
@@ -90,10 +109,17 @@ def norms_of(graph: ir.Graph, info: ShapeInfo) -> dict[ir.Value, Norm]:
         if rms_norm.is_anchor(node, info):
             norms = limited_attempt(node, lambda node=node: [*rms_norm.norms(node, info)])  # type: ignore[misc]
         elif layer_norm.is_anchor(node, info):
-            norms = limited_attempt(node, lambda node=node: [*layer_norm.norms(node, info, Options())])  # type: ignore[misc]
+            norms = limited_attempt(
+                node,
+                lambda node=node: [*layer_norm.norms(node, info, Options())],  # type: ignore[misc]
+            )
         if not isinstance(norms, Decline):
             alone = (norm for norm in norms if isinstance(norm, Norm))
-            found.update((norm.result, norm) for norm in alone if not norm.gamma.is_given and not norm.beta.is_given)
+            found.update(
+                (norm.result, norm)
+                for norm in alone
+                if not norm.gamma.is_given and not norm.beta.is_given
+            )
     return found
 
 
@@ -104,7 +130,8 @@ class Magnitudes(Bounds):
     norms: Mapping[ir.Value, Norm] = field(kw_only=True)
 
     def is_tame(self, node: ir.Node) -> bool:
-        """Whether the operands of a FlashAttentionScore are finite in every run, and its scores below TAME."""
+        """Whether the operands of a FlashAttentionScore are finite in every run, and its scores
+        below TAME."""
         given = _by_name(node)
         scores = self._dot(given["query"], given["key"])
         if "query_rope" in given:
@@ -114,7 +141,8 @@ class Magnitudes(Bounds):
         return scaled < TAME and self.largest(given["value"]) < TAME
 
     def largest(self, value: ir.Value | None) -> float:
-        """The largest absolute number of a value; infinity where none is known, or where one may be NaN."""
+        """The largest absolute number of a value; infinity where none is known, or where one may be
+        NaN."""
         interval = self.always(value)
         return math.inf if interval is None else max(map(abs, interval))
 
@@ -126,7 +154,11 @@ class Magnitudes(Bounds):
         node = value.producer()
         if value in self.norms:
             return self._finite(self._normalised(self.norms[value]), value)
-        if node is not None and (node.domain, node.op_type) == (DOMAIN, GRAPH_OP) and value is node.outputs[_RESULT]:
+        if (
+            node is not None
+            and (node.domain, node.op_type) == (DOMAIN, GRAPH_OP)
+            and value is node.outputs[_RESULT]
+        ):
             return self._finite(self._attended(node), value)
         if node is not None and node.domain == "com.microsoft" and node.op_type in _OF_RUNTIME:
             return self._finite(_OF_RUNTIME[node.op_type](self, node, value), value)
@@ -135,14 +167,22 @@ class Magnitudes(Bounds):
         return super()._compute(value)
 
     def _finite(self, bound: Bound | None, value: ir.Value) -> Bound | None:
-        """The bound, rounded to the type of the value. None where that overflows: a sum of an infinite part and another
-        one of the opposite sign is NaN."""
+        """The bound, rounded to the type of the value. None where that overflows: a sum of an
+        infinite part and another one of the opposite sign is NaN."""
         rounded = self._rounded(bound, self.info.dtype(value))
-        return rounded if rounded is not None and all(map(math.isfinite, rounded.unless_nan)) else None
+        return (
+            rounded if rounded is not None and all(map(math.isfinite, rounded.unless_nan)) else None
+        )
 
     def _numbers(self, tensor: ir.TensorProtocol | None) -> np.ndarray | None:
-        """The content of a tensor; None where there is none, where it is not read, or not of numbers."""
-        if tensor is None or tensor.dtype in _NO_NUMBERS or tensor.size > MOST_WEIGHTS or is_of_other_file(tensor):
+        """The content of a tensor; None where there is none, where it is not read, or not of
+        numbers."""
+        if (
+            tensor is None
+            or tensor.dtype in _NO_NUMBERS
+            or tensor.size > MOST_WEIGHTS
+            or is_of_other_file(tensor)
+        ):
             return None
         array = unheld(tensor).numpy()
         return array if array.dtype.kind in "fiub" else array.astype(np.float32)
@@ -152,10 +192,13 @@ class Magnitudes(Bounds):
         return shape[axis].const if shape else None
 
     def _attended(self, node: ir.Node) -> Bound | None:
-        """No number of the result is larger than all values. A row without keys is NaN if the node says so."""
+        """No number of the result is larger than all values. A row without keys is NaN if the node
+        says so."""
         if not self.is_tame(node):
             return None
-        return _within(self.largest(_by_name(node)["value"]), text_attr(node, "cpu_empty_rows", "") == "nan")
+        return _within(
+            self.largest(_by_name(node)["value"]), text_attr(node, "cpu_empty_rows", "") == "nan"
+        )
 
     def _normalised(self, norm: Norm) -> Bound | None:
         """The root of the mean square is at least the largest number by the root of the count."""
@@ -174,13 +217,18 @@ class Magnitudes(Bounds):
             return None
         count = math.prod(size for size in sizes if size is not None)
         bias = input_of(node, 2) if _READY_MADE[node.op_type] else None
-        return _within(math.sqrt(count) * self.largest(node.inputs[1]) + (0.0 if bias is None else self.largest(bias)))
+        return _within(
+            math.sqrt(count) * self.largest(node.inputs[1])
+            + (0.0 if bias is None else self.largest(bias))
+        )
 
     def product(self, node: ir.Node) -> Bound | None:
         """The sums of products of a MatMul."""
         one, other = node.inputs[0], node.inputs[1]
         of_weight = (self._of_weight(one, other, False), self._of_weight(other, one, True))
-        return _within(next((total for total in of_weight if total is not None), self._dot(one, other)))
+        return _within(
+            next((total for total in of_weight if total is not None), self._dot(one, other))
+        )
 
     def gemm(self, node: ir.Node) -> Bound | None:
         """The same of a Gemm, with its factors and what it adds."""
@@ -189,11 +237,15 @@ class Magnitudes(Bounds):
         added = input_of(node, 2)
         if total is None or int_attr(node, "transA", 0):
             return None
-        return _within(abs(alpha) * total + (0.0 if added is None else abs(beta) * self.largest(added)))
+        return _within(
+            abs(alpha) * total + (0.0 if added is None else abs(beta) * self.largest(added))
+        )
 
-    def _of_weight(self, value: ir.Value | None, weight: ir.Value | None, by_rows: bool) -> float | None:
-        """The largest sum of products with a weight, of whose columns or rows each is one factor; None where there is
-        no weight."""
+    def _of_weight(
+        self, value: ir.Value | None, weight: ir.Value | None, by_rows: bool
+    ) -> float | None:
+        """The largest sum of products with a weight, of whose columns or rows each is one factor;
+        None where there is no weight."""
         array = self._numbers(constant_tensor(weight))
         if array is None or array.ndim < 2 or array.shape[-1 if by_rows else -2] > LONGEST:
             return None
@@ -201,8 +253,8 @@ class Magnitudes(Bounds):
         return self.largest(value) * float(sums.max(initial=0.0))
 
     def _dot(self, one: ir.Value | None, other: ir.Value | None) -> float:
-        """The largest sum of products of two values over the last axis of the first one; infinity where none is
-        known."""
+        """The largest sum of products of two values over the last axis of the first one; infinity
+        where none is known."""
         count = self._size(one, -1)
         if count is None or count > LONGEST:
             return math.inf
@@ -213,13 +265,20 @@ class Magnitudes(Bounds):
         return _within(self.largest(node.inputs[0]))
 
     def gelu_of_sum(self, node: ir.Node, value: ir.Value) -> Bound | None:
-        """The same of a sum with a bias, if there is one. QuickGelu has a factor, which may be infinite."""
-        return _within(self._sum_of(node.inputs)) if math.isfinite(float_attr(node, "alpha", 1.0)) else None
+        """The same of a sum with a bias, if there is one. QuickGelu has a factor, which may be
+        infinite."""
+        return (
+            _within(self._sum_of(node.inputs))
+            if math.isfinite(float_attr(node, "alpha", 1.0))
+            else None
+        )
 
     def skip_norm(self, node: ir.Node, value: ir.Value) -> Bound | None:
         """A norm of a sum, and the sum."""
         is_centred = node.op_type == "SkipLayerNormalization"
-        beta, bias = (input_of(node, 3), input_of(node, 4)) if is_centred else (None, input_of(node, 3))
+        beta, bias = (
+            (input_of(node, 3), input_of(node, 4)) if is_centred else (None, input_of(node, 3))
+        )
         total = self._sum_of([*node.inputs[:2], bias])
         if value in node.outputs[3:]:
             return _within(total)
@@ -231,7 +290,9 @@ class Magnitudes(Bounds):
 
     def rotated(self, node: ir.Node, value: ir.Value) -> Bound | None:
         """Two numbers, times a cosine and a sine, or a number as it is."""
-        factor = _enlarging(self._sum_of(node.inputs[2:4])) * _enlarging(float_attr(node, "scale", 1.0))
+        factor = _enlarging(self._sum_of(node.inputs[2:4])) * _enlarging(
+            float_attr(node, "scale", 1.0)
+        )
         return _within(self.largest(node.inputs[0]) * factor)
 
     def _sum_of(self, values: Iterable[ir.Value | None]) -> float:

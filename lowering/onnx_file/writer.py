@@ -18,13 +18,15 @@ CAST_LIKE = 15
 
 @dataclass
 class FunctionWriter:
-    """Nodes under construction. The methods return the names of values. Equal constants are one node."""
+    """Nodes under construction. The methods return the names of values. Equal constants are one
+    node."""
 
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     names: dict[str, int] = field(default_factory=dict)
     _constants: dict[bytes, str] = field(default_factory=dict)
     offset: int = 0
-    """The numbers of new names begin behind this one, so that a subgraph has other names than what is around it."""
+    """The numbers of new names begin behind this one, so that a subgraph has other names than what
+    is around it."""
 
     def op(self, op_type: str, *inputs: str, out: str = "", **attrs: Any) -> str:
         """Add a node, and return the name of its output."""
@@ -60,8 +62,11 @@ class FunctionWriter:
             self._constants[key] = self.op("Constant", value=tensor)
         return self._constants[key]
 
-    def attribute(self, name: str, kind: AttributeProto.AttributeType = AttributeProto.FLOAT) -> str:
-        """The value of an attribute of the function, which is a number or a text. Its node has the attribute's name."""
+    def attribute(
+        self, name: str, kind: AttributeProto.AttributeType = AttributeProto.FLOAT
+    ) -> str:
+        """The value of an attribute of the function, which is a number or a text. Its node has the
+        attribute's name."""
         node = helper.make_node("Constant", [], [name])
         word = AttributeProto.AttributeType.Name(kind).lower()
         node.attribute.append(reference(f"value_{word}", name, kind))
@@ -82,12 +87,14 @@ class FunctionWriter:
         given: Sequence[str],
         key: tuple[str, str] | None = None,
     ) -> onnx.FunctionProto:
-        """The nodes as the function of an operator of the registry. It has the inputs up to the last one that is given,
-        and the domain and name of the operator, or those of the key."""
+        """The nodes as the function of an operator of the registry. It has the inputs up to the
+        last one that is given, and the domain and name of the operator, or those of the key."""
         names, imports = get(op_type).input_names, [helper.make_opsetid("", opset)]
         inputs = names[: max(map(names.index, given)) + 1]
         domain, name = key or (DOMAIN, op_type)
-        return helper.make_function(domain, name, inputs, outputs, self.nodes, imports, attributes=attributes)
+        return helper.make_function(
+            domain, name, inputs, outputs, self.nodes, imports, attributes=attributes
+        )
 
 
 def declared(name: str, rank: int = 4, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:

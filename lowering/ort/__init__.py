@@ -1,6 +1,7 @@
 """The custom-op library, which runs fused nodes in ONNX Runtime on a CPU.
 
-`register_custom_ops` registers the library (library.py), whose sources are in csrc/. eager.py runs one operator.
+`register_custom_ops` registers the library (library.py), whose sources are in csrc/. eager.py runs
+one operator.
 """
 
 from fa_compiler.lowering.ort.library import (

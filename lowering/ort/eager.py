@@ -1,4 +1,5 @@
-"""Runs one operator eagerly, in a model of one node. The session is kept for the next call of the same kind."""
+"""Runs one operator eagerly, in a model of one node. The session is kept for the next call of the
+same kind."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ from fa_compiler.op_registry.errors import FaCompilerError, suggests_keywords
 
 Array = npt.NDArray[Any]
 
-# An opset of ONNX that every supported ONNX Runtime has. The model has no ONNX nodes, so its number does not matter.
+# An opset of ONNX that every supported ONNX Runtime has. The model has no ONNX nodes, so its number
+# does not matter.
 _ONNX_OPSET = 17
 _IR_VERSION = 8
 
@@ -51,15 +53,21 @@ _KERNEL_SETTINGS = ("FA_COMPILER_ISA", "FA_COMPILER_FLOAT32_PRODUCTS")
 _turns: ContextVar[int | None] = ContextVar("turns", default=None)
 """The threads of a call inside `taking_turns`; None outside."""
 
-# ONNX Runtime has one class for each status code and no common base class. A few errors are plain RuntimeErrors.
+# ONNX Runtime has one class for each status code and no common base class. A few errors are plain
+# RuntimeErrors.
 ORT_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
-    *(error for error in vars(pybind).values() if isinstance(error, type) and issubclass(error, Exception)),
+    *(
+        error
+        for error in vars(pybind).values()
+        if isinstance(error, type) and issubclass(error, Exception)
+    ),
 )
 
 
 class KernelError(FaCompilerError, ValueError):
-    """The CPU kernel does not take these inputs or attributes. The text names the input and what was expected."""
+    """The CPU kernel does not take these inputs or attributes. The text names the input and what
+    was expected."""
 
 
 @suggests_keywords
@@ -72,18 +80,18 @@ def run(
 ) -> dict[str, Array]:
     """Run `op_type` on the CPU kernel, and return its outputs by name.
 
-    The registry checks a call first. The kernel does not run a call that the registry refuses, unless an extension
-    allows it.
+    The registry checks a call first. The kernel does not run a call that the registry refuses,
+    unless an extension allows it.
 
     Args:
         op_type: the operator.
-        inputs: arrays by REG_OP input name, a list of arrays for a dynamic input. An absent input is None or missing.
-            bfloat16 is `ml_dtypes.bfloat16`. Arrays may have any byte order and strides; Python numbers and lists of
-            numbers are accepted, too.
+        inputs: arrays by REG_OP input name, a list of arrays for a dynamic input. An absent input
+            is None or missing. bfloat16 is `ml_dtypes.bfloat16`. Arrays may have any byte order and
+            strides; Python numbers and lists of numbers are accepted, too.
         attrs: attributes by name; a missing one has its default.
         outputs: the names of the outputs to return; None returns all.
-        cann: the variant of the prototype, which determines names, their order and defaults; None is the newest. The
-            kernel knows those orders that ONNX Runtime can distinguish by types.
+        cann: the variant of the prototype, which determines names, their order and defaults; None
+            is the newest. The kernel knows those orders that ONNX Runtime can distinguish by types.
 
     Raises:
         UnknownOp, UnknownVariant: the registry has no such operator or variant.
@@ -96,11 +104,14 @@ def run(
 def allowed(
     op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], cann: str | None = None
 ) -> tuple[OpSpec, dict[str, Any], dict[str, Any]]:
-    """The registry's entry, the arrays and the attributes of a call. Raises as `run` if the registry refuses it."""
+    """The registry's entry, the arrays and the attributes of a call. Raises as `run` if the
+    registry refuses it."""
     inputs = _without_padding_mask(op_type, cann, inputs)
     spec = get(op_type, cann)
     if not has_kernel(op_type):
-        raise KernelError(f"{op_type}: the library has no kernel of it; fa_compiler.reference.run computes it")
+        raise KernelError(
+            f"{op_type}: the library has no kernel of it; fa_compiler.reference.run computes it"
+        )
     attributes = full_attrs(spec, attrs)
     arrays = as_arrays(spec, inputs)
     place_inputs(spec, arrays)  # raises for a missing required input
@@ -117,7 +128,8 @@ def compute(
     outputs: Sequence[str] | None = None,
     cann: str | None = None,
 ) -> dict[str, Array]:
-    """`run` without the registry's check. The kernel itself refuses a call that it cannot compute, as in a model.
+    """`run` without the registry's check. The kernel itself refuses a call that it cannot compute,
+    as in a model.
 
     `arrays` is a result of `as_arrays`, and `attributes` of `full_attrs`. Raises KernelError.
     """
@@ -159,30 +171,42 @@ def requested(
     outputs: Sequence[str] | None,
     cann: str | None,
 ) -> tuple[Request, list[Array | None]]:
-    """The request for a call, and the arrays in the order of the node's inputs. Raises KernelError."""
+    """The request for a call, and the arrays in the order of the node's inputs. Raises
+    KernelError."""
     wanted = tuple(entry.name for entry in spec.outputs) if outputs is None else tuple(outputs)
     for name in wanted:
         spec.output(name)
     placed = place_inputs(spec, arrays)
     types = tuple(None if array is None else _element_type(spec, array) for array in placed)
     _check_type_of_lists(spec, arrays)
-    return Request(spec.name, cann, tuple({**attributes, **count_attrs(spec, arrays)}.items()), types, wanted), placed
+    return Request(
+        spec.name, cann, tuple({**attributes, **count_attrs(spec, arrays)}.items()), types, wanted
+    ), placed
 
 
-def fed(request: Request, placed: Sequence[Array | None], prefix: str = "") -> dict[str, ort.OrtValue]:
-    """The model's inputs by name. Equal arrays share one tensor, so a kernel can see that two inputs share memory."""
+def fed(
+    request: Request, placed: Sequence[Array | None], prefix: str = ""
+) -> dict[str, ort.OrtValue]:
+    """The model's inputs by name. Equal arrays share one tensor, so a kernel can see that two
+    inputs share memory."""
     tensors = {id(array): to_ort(array) for array in placed if array is not None}
     names = _input_names(request.spec, dict(request.attributes))
-    return {prefix + name: tensors[id(array)] for name, array in zip(names, placed, strict=False) if array is not None}
+    return {
+        prefix + name: tensors[id(array)]
+        for name, array in zip(names, placed, strict=False)
+        if array is not None
+    }
 
 
 def _result_name(spec: OpSpec, name: str) -> str:
-    """The name of the model's output for an output of the operator. A state in place has the name of an input, too."""
+    """The name of the model's output for an output of the operator. A state in place has the name
+    of an input, too."""
     return f"new_{name}" if name in spec.input_names else name
 
 
 def _input_names(spec: OpSpec, attributes: Mapping[str, Any]) -> list[str]:
-    """The names of the model's inputs. They are the operator's names, because ONNX Runtime's errors contain them."""
+    """The names of the model's inputs. They are the operator's names, because ONNX Runtime's errors
+    contain them."""
     names: list[str] = []
     for entry in spec.inputs:
         count = int(attributes.get(f"{entry.name}_count", 1)) if entry.kind is Kind.DYNAMIC else 1
@@ -193,8 +217,8 @@ def _input_names(spec: OpSpec, attributes: Mapping[str, Any]) -> list[str]:
 def _check_type_of_lists(spec: OpSpec, inputs: Mapping[str, Any]) -> None:
     """Raise KernelError for an int8 result with a list of keys.
 
-    ONNX Runtime infers the type of a result from the position of quant_scale2, and a list of keys moves this input (see
-    op_registry/cpu_kernel.py).
+    ONNX Runtime infers the type of a result from the position of quant_scale2, and a list of keys
+    moves this input (see op_registry/cpu_kernel.py).
     """
     keys = inputs.get("key")
     count = len(keys) if isinstance(keys, list | tuple) else 1
@@ -229,23 +253,32 @@ def taking_turns(threads: int) -> Iterator[None]:
 def leave_cores(options: ort.SessionOptions) -> None:
     """Let the threads of a session sleep as soon as a run ends.
 
-    By default they spin for a while, in case that another run follows. In this time other sessions lack their cores.
+    By default they spin for a while, in case that another run follows. In this time other sessions
+    lack their cores.
     """
     options.add_session_config_entry("session.force_spinning_stop", "1")
 
 
 @functools.lru_cache(maxsize=64)
-def _session(request: Request, turns: int | None, settings: tuple[str | None, ...]) -> ort.InferenceSession:
-    # `settings` is only a key of the cache. The library reads the settings when the session is made.
+def _session(
+    request: Request, turns: int | None, settings: tuple[str | None, ...]
+) -> ort.InferenceSession:
+    # `settings` is only a key of the cache. The library reads the settings when the session is
+    # made.
     return session_of({"": request}, turns)
 
 
 def session_of(requests: Mapping[str, Request], turns: int | None = None) -> ort.InferenceSession:
-    """A session with a node for each request. The names of its inputs and outputs begin with the request's key."""
+    """A session with a node for each request. The names of its inputs and outputs begin with the
+    request's key."""
     nodes, inputs, results = [], [], []
     for prefix, request in requests.items():
         spec, attributes, types = request.spec, request.attributes, _output_types(request)
-        made = {name: prefix + _result_name(spec, name) for name in spec.output_names if name in request.wanted}
+        made = {
+            name: prefix + _result_name(spec, name)
+            for name in spec.output_names
+            if name in request.wanted
+        }
         output_names = [made.get(name, "") for name in spec.output_names]
         while output_names and not output_names[-1]:
             output_names.pop()
@@ -259,8 +292,15 @@ def session_of(requests: Mapping[str, Request], turns: int | None = None) -> ort
         )
         node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes)
         nodes.append(node)
-        inputs += [helper.make_tensor_value_info(prefix + name, dtype, None) for name, dtype in given if dtype]
-        results += [helper.make_tensor_value_info(name, types[output], None) for output, name in made.items()]
+        inputs += [
+            helper.make_tensor_value_info(prefix + name, dtype, None)
+            for name, dtype in given
+            if dtype
+        ]
+        results += [
+            helper.make_tensor_value_info(name, types[output], None)
+            for output, name in made.items()
+        ]
     model = helper.make_model(
         helper.make_graph(nodes, "calls", inputs, results),
         ir_version=_IR_VERSION,
@@ -271,31 +311,47 @@ def session_of(requests: Mapping[str, Request], turns: int | None = None) -> ort
     if turns is not None:
         options.intra_op_num_threads = turns
         leave_cores(options)
-    options.add_session_config_entry(OPERATORS, ",".join(sorted({request.spec.name for request in requests.values()})))
+    options.add_session_config_entry(
+        OPERATORS, ",".join(sorted({request.spec.name for request in requests.values()}))
+    )
     register_custom_ops(options)
     return OwnSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def _output_types(request: Request) -> dict[str, int]:
-    """The types of the outputs, as the registry infers them. An output that it does not infer, as those of a call that
-    it refuses, has its only type, or that of the first input."""
+    """The types of the outputs, as the registry infers them. An output that it does not infer, as
+    those of a call that it refuses, has its only type, or that of the first input."""
     spec, attributes = request.spec, dict(request.attributes)
-    infos = [None if dtype is None else TensorInfo(dtypes.from_onnx(dtype) or "") for dtype in request.types]
+    infos = [
+        None if dtype is None else TensorInfo(dtypes.from_onnx(dtype) or "")
+        for dtype in request.types
+    ]
     given = {name: info for name, info in bind_inputs(spec, infos, attributes).items() if info}
     own = {name: value for name, value in attributes.items() if name in spec.attr_names}
-    types = {entry.name: entry.dtypes[0] if len(entry.dtypes) == 1 else "" for entry in spec.outputs}
+    types = {
+        entry.name: entry.dtypes[0] if len(entry.dtypes) == 1 else "" for entry in spec.outputs
+    }
     with suppress(NodeError):
-        types |= {name: info.dtype for name, info in infer(spec.name, given, own, request.cann).items()}
+        types |= {
+            name: info.dtype for name, info in infer(spec.name, given, own, request.cann).items()
+        }
     first = request.types[0] or TensorProto.FLOAT
-    return {name: (dtypes.to_onnx(dtype) or first) if dtype else first for name, dtype in types.items()}
+    return {
+        name: (dtypes.to_onnx(dtype) or first) if dtype else first for name, dtype in types.items()
+    }
 
 
-def _without_padding_mask(op_type: str, cann: str | None, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+def _without_padding_mask(
+    op_type: str, cann: str | None, inputs: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """The inputs without padding_mask, which every operator ignores.
 
     Another input may have its position in the newest variant.
     """
-    if "padding_mask" in get(op_type).input_names or "padding_mask" not in get(op_type, cann).input_names:
+    if (
+        "padding_mask" in get(op_type).input_names
+        or "padding_mask" not in get(op_type, cann).input_names
+    ):
         return inputs
     return {name: value for name, value in inputs.items() if name != "padding_mask"}
 
@@ -305,7 +361,9 @@ def to_ort(array: Array) -> ort.OrtValue:
     array = np.asarray(array, order="C")  # np.ascontiguousarray makes a scalar a vector
     if array.dtype.name == "bfloat16":
         # NumPy does not have bfloat16, so the plain conversion does not know it.
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), TensorProto.BFLOAT16)
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
+            array.view(np.uint16), TensorProto.BFLOAT16
+        )
     return ort.OrtValue.ortvalue_from_numpy(array)
 
 
@@ -320,6 +378,7 @@ def from_ort(value: ort.OrtValue) -> Array:
 
 
 def _kernel_message(spec: OpSpec, text: str) -> str:
-    """The kernel's message without the text that ONNX Runtime adds; otherwise ONNX Runtime's message on one line."""
+    """The kernel's message without the text that ONNX Runtime adds; otherwise ONNX Runtime's
+    message on one line."""
     start = text.find("node '")
     return f"{spec.name}: {' '.join(text.split())}" if start < 0 else text[start:].strip()

@@ -16,8 +16,9 @@ from fa_compiler.op_registry.errors import FaCompilerError, suggests_keywords
 _FILE = "fa_compiler_ort.dll" if sys.platform == "win32" else "libfa_compiler_ort.so"
 
 OPERATORS = "fa_compiler.operators"
-"""An entry of the options of a session whose fused nodes are of few types, of domain `ascend` alone: these types, with
-commas between them. The library then registers no other operators. Such a session is made in a fraction of the time."""
+"""An entry of the options of a session whose fused nodes are of few types, of domain `ascend`
+alone: these types, with commas between them. The library then registers no other operators. Such a
+session is made in a fraction of the time."""
 
 
 class LibraryUnusable(FaCompilerError, RuntimeError):
@@ -35,7 +36,8 @@ class LibraryNotBuilt(LibraryUnusable):
 
 
 class LibraryNotLoaded(LibraryUnusable):
-    """The system does not load the compiled library, or it lacks a function that this release of the package calls."""
+    """The system does not load the compiled library, or it lacks a function that this release of
+    the package calls."""
 
     def __init__(self, path: str, error: Exception) -> None:
         reason = " ".join(str(error).split()).removeprefix(f"{path}: ")
@@ -49,8 +51,9 @@ class LibraryNotLoaded(LibraryUnusable):
 def library_path() -> str:
     """The absolute path of the compiled library. Raises LibraryNotBuilt.
 
-    The library is beside this module in a regular installation. In an editable one it is in site-packages, where the
-    distribution's record finds it. In a checkout that was only compiled it is under build/.
+    The library is beside this module in a regular installation. In an editable one it is in
+    site-packages, where the distribution's record finds it. In a checkout that was only compiled it
+    is under build/.
     """
     for path in (Path(__file__).with_name(_FILE), _recorded(), *_built()):
         if path is not None and path.is_file():
@@ -80,13 +83,17 @@ _registered: weakref.WeakSet[ort.SessionOptions] = weakref.WeakSet()
 
 @suggests_keywords
 def register_custom_ops(session_options: ort.SessionOptions) -> None:
-    """Register the fused operators for sessions with these options. Raises LibraryNotBuilt or LibraryNotLoaded.
+    """Register the fused operators for sessions with these options. Raises LibraryNotBuilt or
+    LibraryNotLoaded.
 
-    A second call with the same object does nothing, because ONNX Runtime accepts a library only once.
+    A second call with the same object does nothing, because ONNX Runtime accepts a library only
+    once.
     """
     if not hasattr(session_options, "register_custom_ops_library"):
         kind = type(session_options).__name__
-        raise TypeError(f"register_custom_ops takes the SessionOptions that a session is made with, not {kind}")
+        raise TypeError(
+            f"register_custom_ops takes the SessionOptions that a session is made with, not {kind}"
+        )
     if session_options in _registered:
         return
     try:
@@ -105,7 +112,8 @@ def have_custom_ops(session_options: ort.SessionOptions) -> bool:
 
 
 def _recorded() -> Path | None:
-    """The library of the installed distribution, if this module was imported from the checkout instead."""
+    """The library of the installed distribution, if this module was imported from the checkout
+    instead."""
     try:
         distribution = importlib.metadata.distribution("fa_compiler")
     except importlib.metadata.PackageNotFoundError:
@@ -119,4 +127,6 @@ def _built() -> list[Path]:
     Builds with sanitizers and builds for another processor are left out.
     """
     root = Path(__file__).resolve().parents[2]
-    return sorted(root.glob(f"build/py3-*/{_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return sorted(
+        root.glob(f"build/py3-*/{_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True
+    )

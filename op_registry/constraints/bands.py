@@ -1,6 +1,7 @@
 """The checks of the band of pre_tockens and next_tockens, which the training operators have.
 
-The CPU kernel takes every band: rows that it leaves without keys are defined there (EXT-BAND-OUTSIDE).
+The CPU kernel takes every band: rows that it leaves without keys are defined there
+(EXT-BAND-OUTSIDE).
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ Faults = Iterator[tuple[str, str]]
 
 
 def band(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Outside TND, in sparse_mode 0 and 4, the band of pre_tockens and next_tockens overlaps the scores. The CPU kernel
-    also takes a band that misses them: its query rows then have no keys."""
+    """Outside TND, in sparse_mode 0 and 4, the band of pre_tockens and next_tockens overlaps the
+    scores. The CPU kernel also takes a band that misses them: its query rows then have no keys."""
     outside = call.extension("EXT-BAND-OUTSIDE")
     for tensor, message in _band_faults(call):
         yield Diagnostic(tensor, message, extension=outside)
@@ -26,7 +27,12 @@ def band(call: CheckedNode) -> Iterator[Diagnostic]:
 
 def _band_faults(call: CheckedNode) -> Faults:
     g, mode = call.geometry, call.attr("sparse_mode")
-    if call["atten_mask"] is None or mode not in (0, 4) or not isinstance(g.s1, int) or not isinstance(g.s2, int):
+    if (
+        call["atten_mask"] is None
+        or mode not in (0, 4)
+        or not isinstance(g.s1, int)
+        or not isinstance(g.s2, int)
+    ):
         return
     pre, nxt = call.attr("pre_tockens"), call.attr("next_tockens")
     shift = g.s2 - g.s1 if mode == 4 else 0
@@ -36,9 +42,15 @@ def _band_faults(call: CheckedNode) -> Faults:
     if left < 0 and right < 0:
         yield "pre_tockens", f"{where} both lie outside, expected a band that meets the scores"
     elif left < 0 and (right < -left or -left >= g.s2):
-        yield "pre_tockens", f"{where} leave an empty band, expected {-left} or more to the right of it"
+        yield (
+            "pre_tockens",
+            f"{where} leave an empty band, expected {-left} or more to the right of it",
+        )
     elif right < 0 and (left < -right or -right >= g.s1):
-        yield "next_tockens", f"{where} leave an empty band, expected {-right} or more to the left of it"
+        yield (
+            "next_tockens",
+            f"{where} leave an empty band, expected {-right} or more to the left of it",
+        )
 
 
 class _Sequence(NamedTuple):
@@ -51,8 +63,8 @@ class _Sequence(NamedTuple):
 
 @dataclass(frozen=True)
 class _PackedBand:
-    """The band of a mask over packed sequences. `sequences` are those that have queries, at least one; `most_keys` is
-    the largest number of keys of all sequences."""
+    """The band of a mask over packed sequences. `sequences` are those that have queries, at least
+    one; `most_keys` is the largest number of keys of all sequences."""
 
     mode: int
     pre: int
@@ -62,14 +74,15 @@ class _PackedBand:
 
     @property
     def unbounded(self) -> bool:
-        """Whether the band reaches beyond every length, to the left and, unless it is causal, to the right."""
+        """Whether the band reaches beyond every length, to the left and, unless it is causal, to
+        the right."""
         most_queries = max(sequence.queries for sequence in self.sequences)
         return self.pre >= most_queries and (self.nxt == 0 or self.nxt >= self.most_keys)
 
 
 def packed_band(call: CheckedNode) -> Iterator[Diagnostic]:
-    """The limits that the sparse modes of TND put on the sequence lengths and on pre_tockens and next_tockens. The CPU
-    kernel has none of these limits."""
+    """The limits that the sparse modes of TND put on the sequence lengths and on pre_tockens and
+    next_tockens. The CPU kernel has none of these limits."""
     outside = call.extension("EXT-BAND-OUTSIDE")
     lengths = call.geometry.sequences
     sequences = tuple(_Sequence(n, *length) for n, length in enumerate(lengths) if length.queries)
@@ -85,7 +98,10 @@ def packed_band(call: CheckedNode) -> Iterator[Diagnostic]:
 def _stated_band(packed: _PackedBand) -> Faults:
     """next_tockens >= 0, and k + pre_tockens >= q unless the band is unbounded."""
     if packed.nxt < 0:
-        yield "next_tockens", f"next_tockens is {packed.nxt}, expected 0 or more in sparse_mode 0 of TND"
+        yield (
+            "next_tockens",
+            f"next_tockens is {packed.nxt}, expected 0 or more in sparse_mode 0 of TND",
+        )
         return
     if packed.unbounded:
         return
@@ -101,7 +117,10 @@ def _no_surplus_queries(packed: _PackedBand) -> Faults:
     for place, queries, keys in packed.sequences:
         if queries > keys:
             message = f"actual_seq_qlen gives sequence {place} {queries} queries for {keys} keys"
-            yield "actual_seq_qlen", f"{message}, expected at least as many keys in sparse_mode {packed.mode}"
+            yield (
+                "actual_seq_qlen",
+                f"{message}, expected at least as many keys in sparse_mode {packed.mode}",
+            )
             return
 
 
@@ -150,4 +169,5 @@ PACKED_BANDS: dict[int, tuple[Callable[[_PackedBand], Faults], ...]] = {
     7: (_no_surplus_queries, _band_of_last),
     8: (_band_of_first,),
 }
-"""The checks of each sparse mode of TND, in which q and k are the queries and keys of a sequence that has queries."""
+"""The checks of each sparse mode of TND, in which q and k are the queries and keys of a sequence
+that has queries."""

@@ -1,7 +1,9 @@
-"""What the numbered constraints of an operator are written with: the node under check and the table of rules.
+"""What the numbered constraints of an operator are written with: the node under check and the table
+of rules.
 
-A rule yields a `Diagnostic` only if it is certain that the node breaks the constraint. A size that is a symbol or
-unknown is assumed to be right, and so is the content of a tensor that is not constant.
+A rule yields a `Diagnostic` only if it is certain that the node breaks the constraint. A size that
+is a symbol or unknown is assumed to be right, and so is the content of a tensor that is not
+constant.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ Rule = Callable[["CheckedNode"], Iterator[Diagnostic]]
 
 @dataclass(frozen=True)
 class NamedRule:
-    """A rule, its name and what it demands. The CPU kernels cite the number of a rule by this name."""
+    """A rule, its name and what it demands. The CPU kernels cite the number of a rule by this
+    name."""
 
     name: str
     check: Rule
@@ -32,23 +35,27 @@ class NamedRule:
 
 
 def _demand(check: Rule) -> str:
-    """The first paragraph of a rule's docstring, with the arguments that are bound in place of their names."""
+    """The first paragraph of a rule's docstring, with the arguments that are bound in place of
+    their names."""
     bound = check.keywords if isinstance(check, partial) else {}
     text = (check.func if isinstance(check, partial) else check).__doc__ or ""
     text = " ".join(text.partition("\n\n")[0].split())
     for name, value in bound.items():
-        text = text.replace(f"`{name}`", " and ".join(value) if isinstance(value, tuple) else str(value))
+        text = text.replace(
+            f"`{name}`", " and ".join(value) if isinstance(value, tuple) else str(value)
+        )
     return text
 
 
 class Rules:
     """The constraints of one operator, by number: `Rules("FA")` has FA.1, FA.2 and so on.
 
-    `typed` are the tensors whose type a numbered rule checks; the other tensors must have the types of the prototype.
-    With `drops_empty`, the operator treats an optional input that is an empty tensor as absent.
+    `typed` are the tensors whose type a numbered rule checks; the other tensors must have the types
+    of the prototype. With `drops_empty`, the operator treats an optional input that is an empty
+    tensor as absent.
 
-    A rule is a function (`@rules(3)`), a check that several operators share (`rules.shared`) or a set of values
-    (`rules.values`).
+    A rule is a function (`@rules(3)`), a check that several operators share (`rules.shared`) or a
+    set of values (`rules.values`).
     """
 
     def __init__(self, prefix: str, typed: tuple[str, ...] = (), drops_empty: bool = False) -> None:
@@ -58,7 +65,8 @@ class Rules:
         self.table: dict[int, NamedRule] = {}
 
     def __call__(self, number: int) -> Callable[[Rule], Rule]:
-        """Decorates the function that checks constraint `number`. The rule has the function's name."""
+        """Decorates the function that checks constraint `number`. The rule has the function's
+        name."""
 
         def register(rule: Rule) -> Rule:
             self.shared(number, rule.__name__, rule)
@@ -67,8 +75,9 @@ class Rules:
         return register
 
     def shared(self, number: int, name: str, check: Rule, text: str = "") -> None:
-        """Registers `check` as constraint `number`. `text` is what it demands, by default what the docstring of its
-        function says. Raises ValueError if the number or the name is taken, or if there is no text."""
+        """Registers `check` as constraint `number`. `text` is what it demands, by default what the
+        docstring of its function says. Raises ValueError if the number or the name is taken, or if
+        there is no text."""
         if number in self.table or name in {rule.name for rule in self.table.values()}:
             raise ValueError(f"{self.prefix}.{number} ({name}): the number or the name is taken")
         text = text or _demand(check)
@@ -79,19 +88,26 @@ class Rules:
         self.table[number] = NamedRule(name, check, text)
 
     def values(
-        self, number: int, attr: str, allowed: tuple[int | str, ...], stage: Stage = "tiling", wanted: str = ""
+        self,
+        number: int,
+        attr: str,
+        allowed: tuple[int | str, ...],
+        stage: Stage = "tiling",
+        wanted: str = "",
     ) -> None:
-        """Registers constraint `number`: the attribute `attr` has one of the values `allowed`. The message lists the
-        values in the words of `wanted`, if given. The rule has the attribute's name."""
+        """Registers constraint `number`: the attribute `attr` has one of the values `allowed`. The
+        message lists the values in the words of `wanted`, if given. The rule has the attribute's
+        name."""
         text = f"{attr} is {wanted or ' or '.join(str(value) or 'empty' for value in allowed)}."
         self.shared(number, attr, lambda call: one_of(call, attr, allowed, stage, wanted), text)
 
 
 @dataclass(frozen=True)
 class CheckedNode:
-    """A node under check. `tensors` are its inputs by name; absent ones are missing. `lists` are the dynamic inputs.
-    `attrs` has every attribute, with the defaults filled in. `product` is None for ONNX Runtime. `extensions` are the
-    ids of the extensions that the operator's CPU kernel has."""
+    """A node under check. `tensors` are its inputs by name; absent ones are missing. `lists` are
+    the dynamic inputs. `attrs` has every attribute, with the defaults filled in. `product` is None
+    for ONNX Runtime. `extensions` are the ids of the extensions that the operator's CPU kernel
+    has."""
 
     spec: OpSpec
     tensors: Mapping[str, TensorInfo]
@@ -149,7 +165,8 @@ class CheckedNode:
         return None if tensor is None else tensor.dtype or None
 
     def content(self, name: str) -> list[int] | None:
-        """The integers of a constant input as a flat list, or None if the input is absent or not constant."""
+        """The integers of a constant input as a flat list, or None if the input is absent or not
+        constant."""
         tensor = self[name]
         if tensor is None or tensor.value is None:
             return None
@@ -157,9 +174,14 @@ class CheckedNode:
 
 
 def one_of(
-    call: CheckedNode, attr: str, allowed: tuple[int | str, ...], stage: Stage = "tiling", wanted: str = ""
+    call: CheckedNode,
+    attr: str,
+    allowed: tuple[int | str, ...],
+    stage: Stage = "tiling",
+    wanted: str = "",
 ) -> Iterator[Diagnostic]:
-    """The attribute has one of the values `allowed`. The message lists them in the words of `wanted`, if given."""
+    """The attribute has one of the values `allowed`. The message lists them in the words of
+    `wanted`, if given."""
     value = call.attr(attr)
     if value not in allowed:
         *others, last = map(repr, allowed)
@@ -167,9 +189,16 @@ def one_of(
         yield Diagnostic(attr, f"{attr} is {value!r}, expected {listed}", stage)
 
 
-def one_type(call: CheckedNode, names: tuple[str, ...], legal: tuple[str, ...]) -> Iterator[Diagnostic]:
-    """The named inputs and outputs have one type, which is one of `legal`. Yields the first fault."""
-    stated = {name: tensor.dtype for name in names if (tensor := call[name] or call.outputs.get(name)) is not None}
+def one_type(
+    call: CheckedNode, names: tuple[str, ...], legal: tuple[str, ...]
+) -> Iterator[Diagnostic]:
+    """The named inputs and outputs have one type, which is one of `legal`. Yields the first
+    fault."""
+    stated = {
+        name: tensor.dtype
+        for name in names
+        if (tensor := call[name] or call.outputs.get(name)) is not None
+    }
     known = {name: dtype for name, dtype in stated.items() if dtype}
     for name, dtype in known.items():
         first_name, wanted = next(iter(known.items()))
@@ -201,12 +230,16 @@ def first(faults: Iterator[Diagnostic]) -> Iterator[Diagnostic]:
     return islice(faults, 1)
 
 
-def both_or_none(call: CheckedNode, names: tuple[str, str], stage: Stage, code: int) -> Iterator[Diagnostic]:
+def both_or_none(
+    call: CheckedNode, names: tuple[str, str], stage: Stage, code: int
+) -> Iterator[Diagnostic]:
     """Both inputs are given, or neither."""
     given = [name for name in names if call[name] is not None]
     if len(given) == 1:
         other = names[1] if given[0] == names[0] else names[0]
-        yield Diagnostic(other, f"{other} is absent beside {given[0]}, expected both or none", stage, code)
+        yield Diagnostic(
+            other, f"{other} is absent beside {given[0]}, expected both or none", stage, code
+        )
 
 
 def out_of_range(name: str, what: str, found: int, limit: int, stage: Stage) -> Diagnostic:
@@ -216,9 +249,14 @@ def out_of_range(name: str, what: str, found: int, limit: int, stage: Stage) -> 
 
 
 def without_empty(call: CheckedNode) -> CheckedNode:
-    """The call as the inference operators read it: an optional input that is an empty tensor is absent."""
+    """The call as the inference operators read it: an optional input that is an empty tensor is
+    absent."""
     optional = {entry.name for entry in call.spec.inputs if entry.kind is Kind.OPTIONAL}
-    tensors = {name: info for name, info in call.tensors.items() if name not in optional or 0 not in (info.shape or ())}
+    tensors = {
+        name: info
+        for name, info in call.tensors.items()
+        if name not in optional or 0 not in (info.shape or ())
+    }
     return replace(call, tensors=tensors)
 
 

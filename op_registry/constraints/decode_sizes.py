@@ -1,4 +1,5 @@
-"""The sizes of one decoding call. query has one token; keys and values are one tensor, a list or pages.
+"""The sizes of one decoding call. query has one token; keys and values are one tensor, a list or
+pages.
 
 | keys are in | shape |
 |---|---|
@@ -14,7 +15,14 @@ from dataclasses import dataclass, replace
 
 from fa_compiler.op_registry.constraints.core import CheckedNode
 from fa_compiler.op_registry.diagnostic import Diagnostic
-from fa_compiler.op_registry.geometry import differ, divide, product, shape_of, shapes_differ, sizes_by_letter
+from fa_compiler.op_registry.geometry import (
+    differ,
+    divide,
+    product,
+    shape_of,
+    shapes_differ,
+    sizes_by_letter,
+)
 from fa_compiler.op_registry.node import Dim, TensorInfo
 
 DECODE_LAYOUTS = ("BSH", "BNSD", "BSND")
@@ -23,9 +31,9 @@ DECODE_LAYOUTS = ("BSH", "BNSD", "BSND")
 
 @dataclass(frozen=True)
 class DecodeSizes:
-    """Sizes of a call, None where unknown. `s` is the number of keys that a mask or bias must cover: the longest S, or
-    with pages the number of columns of the block table times block_size. `lengths` holds the S of each key tensor. `n2`
-    is num_key_value_heads, or `n1` if that is 0."""
+    """Sizes of a call, None where unknown. `s` is the number of keys that a mask or bias must
+    cover: the longest S, or with pages the number of columns of the block table times block_size.
+    `lengths` holds the S of each key tensor. `n2` is num_key_value_heads, or `n1` if that is 0."""
 
     layout: str
     b: Dim = None
@@ -44,7 +52,8 @@ class DecodeSizes:
         return len(self.lengths) > 1
 
     def cache(self, tensor: TensorInfo) -> tuple[Dim, Dim, Dim]:
-        """Entries (batch or blocks), tokens and H (N2*D) of a key or value tensor; all None if its rank is wrong."""
+        """Entries (batch or blocks), tokens and H (N2*D) of a key or value tensor; all None if its
+        rank is wrong."""
         shape = tensor.shape
         folded = self.layout == "BSH" or (self.paged and shape is not None and len(shape) == 3)
         if shape is None or len(shape) != (3 if folded else 4):
@@ -89,7 +98,8 @@ def _pages_of(table: TensorInfo | None, block_size: int) -> Dim:
 
 
 def _longest(lengths: tuple[Dim, ...]) -> Dim:
-    """The length of the only key tensor, or the longest of a list, or None if one of a list is unknown."""
+    """The length of the only key tensor, or the longest of a list, or None if one of a list is
+    unknown."""
     if len(lengths) == 1:
         return lengths[0]
     known = [length for length in lengths if isinstance(length, int)]
@@ -101,9 +111,13 @@ def query_heads(call: CheckedNode, layout: str, n1: Dim) -> Iterator[Diagnostic]
     given = call.attr("num_heads")
     width = shape_of(call["query"], 3)[2] if layout == "BSH" else None
     if isinstance(width, int) and width % given:
-        yield Diagnostic("num_heads", f"num_heads is {given}, expected a divisor of the width {width} of query")
+        yield Diagnostic(
+            "num_heads", f"num_heads is {given}, expected a divisor of the width {width} of query"
+        )
     elif differ(n1, given):
-        yield Diagnostic("num_heads", f"num_heads is {given}, expected {n1}, the head count of query")
+        yield Diagnostic(
+            "num_heads", f"num_heads is {given}, expected {n1}, the head count of query"
+        )
 
 
 def shorter(found: Dim, needed: Dim) -> bool:

@@ -16,7 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fa_compiler.op_registry.constraints.core import CheckedNode, fixed_types, number, one_type, shape_is
+from fa_compiler.op_registry.constraints.core import (
+    CheckedNode,
+    fixed_types,
+    number,
+    one_type,
+    shape_is,
+)
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.errors import NodeError
 from fa_compiler.op_registry.geometry import exceeds, no_multiple, shape_of
@@ -29,8 +35,8 @@ TOKENS = ("query", "key", "value", "beta", "out")
 
 @dataclass(frozen=True)
 class DeltaSizes:
-    """Sizes of a call, None where unknown: the tokens T, the heads Nk and Nv, the head sizes Dk and Dv, and the number
-    of states."""
+    """Sizes of a call, None where unknown: the tokens T, the heads Nk and Nv, the head sizes Dk and
+    Dv, and the number of states."""
 
     t: Dim
     nk: Dim
@@ -47,17 +53,19 @@ def sizes_of(call: CheckedNode, state: str) -> DeltaSizes:
     return DeltaSizes(t, nk, dk, nv, dv, shape_of(call[state], 4)[0])
 
 
-def types(call: CheckedNode, states: tuple[str, ...], fixed: dict[str, str]) -> Iterator[Diagnostic]:
-    """The tensors of tokens are BF16. The states have one type, which the prototype allows. Each input of `fixed` has
-    the only type that it may have."""
+def types(
+    call: CheckedNode, states: tuple[str, ...], fixed: dict[str, str]
+) -> Iterator[Diagnostic]:
+    """The tensors of tokens are BF16. The states have one type, which the prototype allows. Each
+    input of `fixed` has the only type that it may have."""
     yield from one_type(call, TOKENS, ("DT_BF16",))
     yield from one_type(call, states, call.spec.legal_types(states[0]))
     yield from fixed_types(call, fixed)
 
 
 def shapes(call: CheckedNode, state: str, rows: dict[str, tuple[Dim, ...]]) -> Iterator[Diagnostic]:
-    """query and key are [T,Nk,Dk], value [T,Nv,Dv], beta and g [T,Nv], and the state [.,Nv,Dv,Dk]. `rows` are the
-    shapes of further inputs."""
+    """query and key are [T,Nk,Dk], value [T,Nv,Dv], beta and g [T,Nv], and the state [.,Nv,Dv,Dk].
+    `rows` are the shapes of further inputs."""
     sizes = sizes_of(call, state)
     expected: dict[str, tuple[Dim, ...]] = {
         "query": (sizes.t, sizes.nk, sizes.dk),
@@ -71,8 +79,11 @@ def shapes(call: CheckedNode, state: str, rows: dict[str, tuple[Dim, ...]]) -> I
         yield from shape_is(name, call[name], shape)
 
 
-def limits(call: CheckedNode, sizes: DeltaSizes, state: str, heads: int, width: int) -> Iterator[Diagnostic]:
-    """No tensor is empty. Nk and Nv are at most `heads`, Dk and Dv at most `width`, and Nv is a multiple of Nk."""
+def limits(
+    call: CheckedNode, sizes: DeltaSizes, state: str, heads: int, width: int
+) -> Iterator[Diagnostic]:
+    """No tensor is empty. Nk and Nv are at most `heads`, Dk and Dv at most `width`, and Nv is a
+    multiple of Nk."""
     listed = (
         ("query", "T", sizes.t, None),
         (state, "its first size", sizes.states, None),
@@ -86,11 +97,17 @@ def limits(call: CheckedNode, sizes: DeltaSizes, state: str, heads: int, width: 
             wanted = "1 or more" if largest is None else f"1 to {largest}"
             yield Diagnostic(tensor, f"{tensor}: {what} is {number(int(size))}, expected {wanted}")
     if isinstance(sizes.nk, int) and sizes.nk and no_multiple(sizes.nv, sizes.nk):
-        yield Diagnostic("value", f"value has {sizes.nv} heads, expected a multiple of {sizes.nk}, the heads of query")
+        yield Diagnostic(
+            "value",
+            f"value has {sizes.nv} heads, expected a multiple of {sizes.nk}, the heads of query",
+        )
 
 
-def sequence_lengths(call: CheckedNode, tokens: Dim, least: int, most: int | None) -> Iterator[Diagnostic]:
-    """The entries of actual_seq_lengths, if they are constant, are `least` to `most`, and their sum is `tokens`."""
+def sequence_lengths(
+    call: CheckedNode, tokens: Dim, least: int, most: int | None
+) -> Iterator[Diagnostic]:
+    """The entries of actual_seq_lengths, if they are constant, are `least` to `most`, and their sum
+    is `tokens`."""
     lengths = call.content("actual_seq_lengths")
     if lengths is None:
         return
@@ -106,8 +123,8 @@ def sequence_lengths(call: CheckedNode, tokens: Dim, least: int, most: int | Non
 
 
 def infer(inputs: Inputs, state: str, final: str) -> Outputs:
-    """out has the shape of value in the type of query, and the new state is like the given one. Raises NodeError for
-    a wrong rank."""
+    """out has the shape of value in the type of query, and the new state is like the given one.
+    Raises NodeError for a wrong rank."""
     for name, rank in (("query", 3), ("value", 3), (state, 4)):
         shape = inputs[name].shape if name in inputs else None
         if shape is not None and len(shape) != rank:

@@ -12,7 +12,8 @@ from fa_compiler.op_registry.node import TensorInfo
 
 
 def parts_of_axis(call: CheckedNode) -> Iterator[Diagnostic]:
-    """x has 1 to 8 axes, and the axis dim among them, which counts from the end if it is negative. Its size is even."""
+    """x has 1 to 8 axes, and the axis dim among them, which counts from the end if it is negative.
+    Its size is even."""
     shape, dim = call.shape("x"), call.attr("dim")
     if shape is None:
         return

@@ -20,10 +20,14 @@ def float_type(call: CheckedNode, name: str) -> Iterator[Diagnostic]:
     """The tensor is float32, float16 or bfloat16."""
     found = call.dtype(name)
     if found and found not in dtypes.FLOATS:
-        yield Diagnostic(name, f"{name} is {found}, expected one of {', '.join(dtypes.FLOATS)}", "aclnn")
+        yield Diagnostic(
+            name, f"{name} is {found}, expected one of {', '.join(dtypes.FLOATS)}", "aclnn"
+        )
 
 
-def weight_types(call: CheckedNode, names: tuple[str, ...], dtype: str | None) -> Iterator[Diagnostic]:
+def weight_types(
+    call: CheckedNode, names: tuple[str, ...], dtype: str | None
+) -> Iterator[Diagnostic]:
     """The weights have one type, which is that of the tensor, or float32."""
     found = {name: own for name in names if (own := call.dtype(name))}
     for name, own in found.items():
@@ -31,7 +35,9 @@ def weight_types(call: CheckedNode, names: tuple[str, ...], dtype: str | None) -
             yield Diagnostic(name, f"{name} is {own}, expected {dtype} or DT_FLOAT", "aclnn")
             return
         if own != (wanted := next(iter(found.values()))):
-            yield Diagnostic(name, f"{name} is {own}, expected {wanted} as {next(iter(found))}", "aclnn")
+            yield Diagnostic(
+                name, f"{name} is {own}, expected {wanted} as {next(iter(found))}", "aclnn"
+            )
 
 
 def ranks(call: CheckedNode, name: str) -> Iterator[Diagnostic]:
@@ -51,7 +57,10 @@ def weights(call: CheckedNode, name: str) -> Iterator[Diagnostic]:
         return
     last = shape[len(shape) - len(gamma) :]
     if any(map(differ, gamma, last)):
-        yield Diagnostic("gamma", f"gamma has the shape {text(gamma)}, expected {text(last)} as the end of {name}")
+        yield Diagnostic(
+            "gamma",
+            f"gamma has the shape {text(gamma)}, expected {text(last)} as the end of {name}",
+        )
 
 
 def elements(call: CheckedNode, name: str) -> Iterator[Diagnostic]:
@@ -72,8 +81,15 @@ def least_bytes(call: CheckedNode, name: str) -> Iterator[Diagnostic]:
     if not call.on("310P") or not dtype or dtype not in dtypes.FLOATS or gamma is None:
         return
     sizes = [size for size in gamma if isinstance(size, int)]
-    if len(sizes) == len(gamma) and (found := prod(sizes) * dtypes.lookup(dtype).bits // 8) < LEAST_BYTES:
-        yield Diagnostic("gamma", f"the axes of gamma hold {found} bytes, expected at least {LEAST_BYTES}", "document")
+    if (
+        len(sizes) == len(gamma)
+        and (found := prod(sizes) * dtypes.lookup(dtype).bits // 8) < LEAST_BYTES
+    ):
+        yield Diagnostic(
+            "gamma",
+            f"the axes of gamma hold {found} bytes, expected at least {LEAST_BYTES}",
+            "document",
+        )
 
 
 def reciprocal(x: TensorInfo, gamma: TensorInfo) -> TensorInfo:

@@ -1,4 +1,5 @@
-"""The checks that PromptFlashAttention and FusedInferAttentionScore share, and the sizes of their calls.
+"""The checks that PromptFlashAttention and FusedInferAttentionScore share, and the sizes of their
+calls.
 
 | layout | query | key and value (value with Dv for D) | attention_out |
 |---|---|---|---|
@@ -8,8 +9,8 @@
 | NSD (of one batch entry) | N1,S1,D | N2,S2,D | N1,S1,Dv |
 | TND, NTD | T1,N1,D; N1,T1,D | T2,N2,D; N2,T2,D | as query, with Dv for D |
 
-In a layout `IN_OUT`, IN is the layout of query, key and value, and OUT that of attention_out. The output layout NBSD is
-N1,B,S1,Dv.
+In a layout `IN_OUT`, IN is the layout of query, key and value, and OUT that of attention_out. The
+output layout NBSD is N1,B,S1,Dv.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from collections.abc import Iterator, Mapping
 from fa_compiler.op_registry.constraints.core import CheckedNode, number, text
 from fa_compiler.op_registry.constraints.decode_sizes import query_heads, shorter
 from fa_compiler.op_registry.diagnostic import Diagnostic
-from fa_compiler.op_registry.geometry import Geometry, Shape, differ, divide, exceeds, misfit, shape_of, sizes_by_letter
+from fa_compiler.op_registry.geometry import (
+    Geometry,
+    Shape,
+    differ,
+    divide,
+    exceeds,
+    misfit,
+    shape_of,
+    sizes_by_letter,
+)
 from fa_compiler.op_registry.node import Dim, TensorInfo
 
 RANKS: Mapping[str, int] = {"BSH": 3, "BSND": 4, "BNSD": 4, "TND": 3, "NTD": 3, "NSD": 3}
@@ -51,9 +61,13 @@ def query_layout(call: CheckedNode) -> str:
 
 
 def sizes_of(call: CheckedNode) -> Geometry:
-    """The sizes of a call, with N2 by num_key_value_heads. Unknown layouts and wrong ranks give unknown sizes; nothing
-    is checked here."""
-    layout, heads, stated = query_layout(call), call.attr("num_heads"), call.attr("num_key_value_heads")
+    """The sizes of a call, with N2 by num_key_value_heads. Unknown layouts and wrong ranks give
+    unknown sizes; nothing is checked here."""
+    layout, heads, stated = (
+        query_layout(call),
+        call.attr("num_heads"),
+        call.attr("num_key_value_heads"),
+    )
     if layout not in RANKS:
         return Geometry("")
     q, k, v = (sizes_by_letter(tensor(call, name), layout) for name in ("query", "key", "value"))
@@ -68,13 +82,17 @@ def layout_and_ranks(call: CheckedNode, layouts: tuple[str, ...]) -> Iterator[Di
     """input_layout is known, and query, key and value have the rank of the layout."""
     layout = call.attr("input_layout")
     if layout not in layouts:
-        yield Diagnostic("input_layout", f"input_layout is {layout!r}, expected one of {', '.join(layouts)}")
+        yield Diagnostic(
+            "input_layout", f"input_layout is {layout!r}, expected one of {', '.join(layouts)}"
+        )
         return
     wanted = RANKS[query_layout(call)]
     for name in ("query",) if paged(call) else ("query", "key", "value"):
         info = tensor(call, name)
         if info is not None and info.shape is not None and len(info.shape) != wanted:
-            yield Diagnostic(name, f"{name} has rank {len(info.shape)}, expected {wanted} for {layout}")
+            yield Diagnostic(
+                name, f"{name} has rank {len(info.shape)}, expected {wanted} for {layout}"
+            )
             return
 
 
@@ -84,8 +102,8 @@ def paged(call: CheckedNode) -> bool:
 
 
 def heads(call: CheckedNode) -> Iterator[Diagnostic]:
-    """num_heads is the head count of query. num_key_value_heads is 0 or the head count of key. It divides num_heads,
-    and a key head serves at most 64 query heads."""
+    """num_heads is the head count of query. num_key_value_heads is 0 or the head count of key. It
+    divides num_heads, and a key head serves at most 64 query heads."""
     sizes, given, stated = sizes_of(call), call.attr("num_heads"), call.attr("num_key_value_heads")
     if given <= 0:
         yield Diagnostic("num_heads", f"num_heads is {given}, expected a positive number")
@@ -106,7 +124,9 @@ def _key_heads(call: CheckedNode, sizes: Geometry, wanted: int) -> Iterator[Diag
     for name in ("key", "value"):
         own = sizes_by_letter(tensor(call, name), sizes.layout)
         if differ(own.get("N"), wanted):
-            yield Diagnostic(name, f"{name} has {own['N']} heads, expected {wanted} by num_key_value_heads")
+            yield Diagnostic(
+                name, f"{name} has {own['N']} heads, expected {wanted} by num_key_value_heads"
+            )
             return
         if name == "key" and isinstance(sizes.d, int) and differ(own.get("H"), wanted * sizes.d):
             message = f"key has the width {own['H']}, expected {wanted * sizes.d}: {wanted} heads of {sizes.d}"
@@ -142,8 +162,8 @@ def _has_narrow_value(sizes: Geometry) -> bool:
 
 
 def ranges(call: CheckedNode) -> Iterator[Diagnostic]:
-    """B, N, D and S are in their ranges. D is a multiple of 16, of 32 if query or key is INT8, of 64 if one of them is
-    INT4."""
+    """B, N, D and S are in their ranges. D is a multiple of 16, of 32 if query or key is INT8, of
+    64 if one of them is INT4."""
     sizes, older = sizes_of(call), call.on("310P")
     types = (call.dtype("query"), _dtype(tensor(call, "key")))
     step = next((step for dtype, step in STEPS.items() if dtype in types), 16)
@@ -162,12 +182,14 @@ def ranges(call: CheckedNode) -> Iterator[Diagnostic]:
             yield Diagnostic(name, message, extension="EXT-PROMPT-SIZES" if computed else None)
     if not aligned:
         message = f"query has the head size {sizes.d}, expected a multiple of {step}"
-        yield Diagnostic("query", message, "document", extension="EXT-PROMPT-SIZES" if step < 64 else None)
+        yield Diagnostic(
+            "query", message, "document", extension="EXT-PROMPT-SIZES" if step < 64 else None
+        )
 
 
 def mask(call: CheckedNode) -> Iterator[Diagnostic]:
-    """sparse_mode is 0 to 4. atten_mask is boolean or has 8-bit elements, and its shape is the one that the mode
-    requires."""
+    """sparse_mode is 0 to 4. atten_mask is boolean or has 8-bit elements, and its shape is the one
+    that the mode requires."""
     mode, given = call.attr("sparse_mode"), call["atten_mask"]
     if mode not in range(5):
         yield Diagnostic("sparse_mode", f"sparse_mode is {mode}, expected 0 to 4")
@@ -185,7 +207,8 @@ def mask(call: CheckedNode) -> Iterator[Diagnostic]:
         if not 2 <= len(given.shape) <= 4 or any(map(differ, given.shape, wanted)):
             shape = text(given.shape)
             yield Diagnostic(
-                "atten_mask", f"atten_mask has the shape {shape}, expected [2048,2048] in sparse_mode {mode}"
+                "atten_mask",
+                f"atten_mask has the shape {shape}, expected [2048,2048] in sparse_mode {mode}",
             )
         return
     yield from _full_mask(call, given.shape)
@@ -194,12 +217,14 @@ def mask(call: CheckedNode) -> Iterator[Diagnostic]:
 def mask_type(given: TensorInfo) -> Iterator[Diagnostic]:
     """atten_mask is boolean or has 8-bit elements."""
     if given.dtype and given.dtype not in MASK_TYPES:
-        yield Diagnostic("atten_mask", f"atten_mask is {given.dtype}, expected {', '.join(MASK_TYPES)}")
+        yield Diagnostic(
+            "atten_mask", f"atten_mask is {given.dtype}, expected {', '.join(MASK_TYPES)}"
+        )
 
 
 def _full_mask(call: CheckedNode, shape: Shape) -> Iterator[Diagnostic]:
-    """The mask is [S1,S2], [1|B,S1,S2] or [1|B,1,S1,S2], where S1 and S2 may be padded. If S1 is 1, it may also be
-    [B,S2]."""
+    """The mask is [S1,S2], [1|B,S1,S2] or [1|B,1,S1,S2], where S1 and S2 may be padded. If S1 is 1,
+    it may also be [B,S2]."""
     sizes = sizes_of(call)
     one = sizes.s1 == 1
     leads = {2: (), 3: (sizes.b,), 4: (sizes.b, 1)}.get(len(shape))
@@ -209,34 +234,50 @@ def _full_mask(call: CheckedNode, shape: Shape) -> Iterator[Diagnostic]:
     )
     rows_fit = one or not shorter(shape[-2], sizes.s1) if len(shape) >= 2 else False
     if not fits or not rows_fit or shorter(shape[-1], sizes.s2):
-        wanted_shapes = f"[S1,S2], [1|B,S1,S2] or [1|B,1,S1,S2] with B {sizes.b}, S1 {sizes.s1}, S2 {sizes.s2}"
-        yield Diagnostic("atten_mask", f"atten_mask has the shape {text(shape)}, expected {wanted_shapes}")
+        wanted_shapes = (
+            f"[S1,S2], [1|B,S1,S2] or [1|B,1,S1,S2] with B {sizes.b}, S1 {sizes.s1}, S2 {sizes.s2}"
+        )
+        yield Diagnostic(
+            "atten_mask", f"atten_mask has the shape {text(shape)}, expected {wanted_shapes}"
+        )
 
 
 def bias(call: CheckedNode) -> Iterator[Diagnostic]:
-    """pse_shift is [1|B,N1,S1,S2] or larger in S1 and S2. It has the type of query, or float16 if query is INT8."""
+    """pse_shift is [1|B,N1,S1,S2] or larger in S1 and S2. It has the type of query, or float16 if
+    query is INT8."""
     given, sizes = call["pse_shift"], sizes_of(call)
     if given is None:
         return
     query = call.dtype("query")
     wanted = "DT_FLOAT16" if query == "DT_INT8" else query
     if given.dtype and wanted and given.dtype != wanted:
-        yield Diagnostic("pse_shift", f"pse_shift is {given.dtype}, expected {wanted} beside a query of {query}")
+        yield Diagnostic(
+            "pse_shift", f"pse_shift is {given.dtype}, expected {wanted} beside a query of {query}"
+        )
     shape = given.shape
     if shape is None:
         return
     fits = len(shape) == 4 and not misfit(shape[0], sizes.b) and not differ(shape[1], sizes.n1)
     if not fits or shorter(shape[2], sizes.s1) or shorter(shape[3], sizes.s2):
         whole = text((sizes.b, sizes.n1, sizes.s1, sizes.s2))
-        yield Diagnostic("pse_shift", f"pse_shift has the shape {text(shape)}, expected {whole}, or 1 in place of B")
+        yield Diagnostic(
+            "pse_shift",
+            f"pse_shift has the shape {text(shape)}, expected {whole}, or 1 in place of B",
+        )
 
 
 def empty_rows(call: CheckedNode) -> Iterator[Diagnostic]:
-    """With INT8 results every query row has a key: the sources do not say what a row without keys holds."""
+    """With INT8 results every query row has a key: the sources do not say what a row without keys
+    holds."""
     if call["atten_mask"] is None:
         return
-    mode, pre, following = call.attr("sparse_mode"), call.attr("pre_tokens"), call.attr("next_tokens")
-    if mode == 0 and (call["query_padding_size"] or call["kv_padding_size"]):  # the band is not used
+    mode, pre, following = (
+        call.attr("sparse_mode"),
+        call.attr("pre_tokens"),
+        call.attr("next_tokens"),
+    )
+    # the band is not used
+    if mode == 0 and (call["query_padding_size"] or call["kv_padding_size"]):
         return
     for queries, keys in _lengths_of_all(call):
         if not queries or not keys:  # nothing is computed, the rows are 0
@@ -254,8 +295,8 @@ def empty_rows(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def _lengths_of_all(call: CheckedNode) -> list[tuple[int, int]]:
-    """The numbers of queries and keys of each sequence. The keys include a shared prefix. The list is empty if a number
-    is not known."""
+    """The numbers of queries and keys of each sequence. The keys include a shared prefix. The list
+    is empty if a number is not known."""
     sizes = sizes_of(call)
     own = _lengths_of(call, "actual_seq_lengths", sizes.s1)
     keys = _lengths_of(call, "actual_seq_lengths_kv", sizes.s2)
@@ -264,7 +305,9 @@ def _lengths_of_all(call: CheckedNode) -> list[tuple[int, int]]:
         return []
     count = max(len(own), len(keys)) if not isinstance(sizes.b, int) else sizes.b
     own, keys = (given * count if len(given) == 1 else given for given in (own, keys))
-    return [(queries, found + shared) for queries, found in list(zip(own, keys, strict=False))[:count]]
+    return [
+        (queries, found + shared) for queries, found in list(zip(own, keys, strict=False))[:count]
+    ]
 
 
 def _lengths_of(call: CheckedNode, name: str, whole: Dim) -> list[int]:
@@ -292,13 +335,16 @@ def prefix_size(call: CheckedNode) -> Dim:
 
 
 def lengths(call: CheckedNode, name: str) -> Iterator[Diagnostic]:
-    """The lengths are INT64. There is one for the whole batch, or at least one for each batch entry."""
+    """The lengths are INT64. There is one for the whole batch, or at least one for each batch
+    entry."""
     given, b = call[name], sizes_of(call).b
     if given is None:
         return
     if given.dtype and given.dtype != "DT_INT64":
         yield Diagnostic(name, f"{name} is {given.dtype}, expected DT_INT64")
-    if given.shape is not None and (len(given.shape) != 1 or (given.shape[0] != 1 and shorter(given.shape[0], b))):
+    if given.shape is not None and (
+        len(given.shape) != 1 or (given.shape[0] != 1 and shorter(given.shape[0], b))
+    ):
         yield Diagnostic(name, f"{name} has the shape {text(given.shape)}, expected [{b}] or [1]")
 
 

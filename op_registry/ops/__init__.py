@@ -1,1 +1,2 @@
-"""The operators, one file each with an `OPERATOR`. registry.py finds the files; operator.py says how to write one."""
+"""The operators, one file each with an `OPERATOR`. registry.py finds the files; operator.py says
+how to write one."""

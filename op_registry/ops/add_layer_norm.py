@@ -1,7 +1,7 @@
 """AddLayerNorm: adds two tensors and a bias, and normalises the rows of the sum as LayerNorm does.
 
-Its constraints are ALN.1 to ALN.8. The kernels compute the sum in float32, and normalise it before they round it: y and
-x are rounded once.
+Its constraints are ALN.1 to ALN.8. The kernels compute the sum in float32, and normalise it before
+they round it: y and x are rounded once.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ rules = Rules("ALN", typed=("x1", "x2", "gamma", "beta", "bias"))
 
 @rules(1)
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
-    """x1 and x2 have one type, which is float32, float16 or bfloat16, or one of them is float32. gamma and beta have
-    one type, which is that of x1 and x2, or float32. bias has the type of the sum."""
+    """x1 and x2 have one type, which is float32, float16 or bfloat16, or one of them is float32.
+    gamma and beta have one type, which is that of x1 and x2, or float32. bias has the type of the
+    sum."""
     yield from norms.float_type(call, "x1")
     first, second = call.dtype("x1"), call.dtype("x2")
     if not first or not second:
@@ -117,7 +118,9 @@ def bias(call: CheckedNode) -> Iterator[Diagnostic]:
     if own is None or gamma is None or x is None:
         return
     if shapes_differ(own, gamma) and shapes_differ(own, x):
-        yield Diagnostic("bias", f"bias has the shape {text(own)}, expected {text(gamma)} or {text(x)}")
+        yield Diagnostic(
+            "bias", f"bias has the shape {text(own)}, expected {text(gamma)} or {text(x)}"
+        )
 
 
 @rules(6)
@@ -140,12 +143,18 @@ def _sum_type(first: str, second: str) -> str:
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """y has the shape of x1, and so has x, the sum. Both have the type of x1 and x2, or float32 where these differ.
-    mean and rstd are float32 and have size 1 along the axes of gamma."""
+    """y has the shape of x1, and so has x, the sum. Both have the type of x1 and x2, or float32
+    where these differ. mean and rstd are float32 and have size 1 along the axes of gamma."""
     x = inputs["x1"]
     same = TensorInfo(_sum_type(x.dtype, inputs["x2"].dtype), x.shape)
     rows = norms.reciprocal(x, inputs["gamma"])
     return {"y": same, "mean": rows, "rstd": rows, "x": same}
 
 
-OPERATOR = Operator(variants=(CURRENT.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=None, is_attention=False)
+OPERATOR = Operator(
+    variants=(CURRENT.OP_END_FACTORY_REG(),),
+    infer=infer,
+    rules=rules,
+    kernel=None,
+    is_attention=False,
+)

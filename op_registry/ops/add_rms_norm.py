@@ -1,7 +1,7 @@
 """AddRmsNorm: adds two tensors, and normalises the rows of the sum as RmsNorm does.
 
-Its constraints are ARN.1 to ARN.6. A2 and A3 round the sum to its type before they normalise it, and the normalised row
-before they multiply it by gamma. On 950 both stay float32.
+Its constraints are ARN.1 to ARN.6. A2 and A3 round the sum to its type before they normalise it,
+and the normalised row before they multiply it by gamma. On 950 both stay float32.
 """
 
 from __future__ import annotations
@@ -96,10 +96,17 @@ rules.shared(6, "epsilon", norms.epsilon)
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """y has the type and shape of x1, and so has x, the sum. rstd is float32 and has size 1 along the axes of gamma."""
+    """y has the type and shape of x1, and so has x, the sum. rstd is float32 and has size 1 along
+    the axes of gamma."""
     x = inputs["x1"]
     same = TensorInfo(x.dtype, x.shape)
     return {"y": same, "rstd": norms.reciprocal(x, inputs["gamma"]), "x": same}
 
 
-OPERATOR = Operator(variants=(CURRENT.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=None, is_attention=False)
+OPERATOR = Operator(
+    variants=(CURRENT.OP_END_FACTORY_REG(),),
+    infer=infer,
+    rules=rules,
+    kernel=None,
+    is_attention=False,
+)

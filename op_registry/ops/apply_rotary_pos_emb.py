@@ -1,7 +1,9 @@
-"""ApplyRotaryPosEmb: rotates pairs of the last axis of a query and of a key by the angles of positions, in place.
+"""ApplyRotaryPosEmb: rotates pairs of the last axis of a query and of a key by the angles of
+positions, in place.
 
-Its constraints are APE.1 to APE.8. The attribute `layout` tells the order of batch, tokens and heads in front of the
-last axis. A rotation of a part of each head, which CANN 9.1 has, is not described here.
+Its constraints are APE.1 to APE.8. The attribute `layout` tells the order of batch, tokens and
+heads in front of the last axis. A rotation of a part of each head, which CANN 9.1 has, is not
+described here.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ def _is_narrow(call: CheckedNode) -> bool:
 
 
 def _sizes(call: CheckedNode, name: str) -> dict[str, int | str | None] | None:
-    """The sizes of a tensor by the letters of the layout; None where it is absent or has another rank."""
+    """The sizes of a tensor by the letters of the layout; None where it is absent or has another
+    rank."""
     axes, shape = AXES.get(call.attr("layout"), ""), call.shape(name)
     if shape is None or len(shape) != len(axes):
         return None
@@ -93,16 +96,21 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(2)
 def layout(call: CheckedNode) -> Iterator[Diagnostic]:
-    """layout is 1 (BSND) or 4 (TND), and on 950 also 2 (SBND) or 3 (BNSD). Each tensor has as many axes."""
+    """layout is 1 (BSND) or 4 (TND), and on 950 also 2 (SBND) or 3 (BNSD). Each tensor has as many
+    axes."""
     allowed = (1, 4) if _is_narrow(call) else tuple(AXES)
     found = call.attr("layout")
     if found not in allowed:
-        yield Diagnostic("layout", f"layout is {found}, expected one of {', '.join(map(str, allowed))}")
+        yield Diagnostic(
+            "layout", f"layout is {found}, expected one of {', '.join(map(str, allowed))}"
+        )
         return
     for name in ("query", "key", "cos", "sin"):
         rank = call.rank(name)
         if rank not in (None, len(AXES[found])):
-            yield Diagnostic(name, f"{name} has rank {rank}, expected {len(AXES[found])} for layout {found}")
+            yield Diagnostic(
+                name, f"{name} has rank {rank}, expected {len(AXES[found])} for layout {found}"
+            )
 
 
 @rules(3)
@@ -112,12 +120,15 @@ def keys(call: CheckedNode) -> Iterator[Diagnostic]:
     if query is None or key is None:
         return
     if any(differ(key[axis], query[axis]) for axis in query if axis != "N"):
-        yield Diagnostic("key", f"key has the shape {text(call.shape('key'))}, query {text(call.shape('query'))}")
+        yield Diagnostic(
+            "key", f"key has the shape {text(call.shape('key'))}, query {text(call.shape('query'))}"
+        )
 
 
 @rules(4)
 def tables(call: CheckedNode) -> Iterator[Diagnostic]:
-    """cos and sin have one shape: the sizes of query, with one head. On 950 the batch may be 1, too."""
+    """cos and sin have one shape: the sizes of query, with one head. On 950 the batch may be 1,
+    too."""
     query, cos = _sizes(call, "query"), _sizes(call, "cos")
     if cos is not None:
         yield from shape_is("sin", call["sin"], tuple(cos.values()))
@@ -142,7 +153,8 @@ def mode(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(6)
 def width(call: CheckedNode) -> Iterator[Diagnostic]:
-    """The last axis is 64 or 128. On 950 it is even, for quarter a multiple of 4, and at most 1024."""
+    """The last axis is 64 or 128. On 950 it is even, for quarter a multiple of 4, and at most
+    1024."""
     shape = call.shape("query")
     if not shape:
         return
@@ -152,7 +164,10 @@ def width(call: CheckedNode) -> Iterator[Diagnostic]:
         return
     part = PARTS.get(call.attr("rotary_mode"), 1)
     if no_multiple(shape[-1], part) or exceeds(shape[-1], 1024):
-        yield Diagnostic("query", f"query has the last size {shape[-1]}, expected a multiple of {part} up to 1024")
+        yield Diagnostic(
+            "query",
+            f"query has the last size {shape[-1]}, expected a multiple of {part} up to 1024",
+        )
 
 
 @rules(7)
@@ -164,7 +179,9 @@ def heads(call: CheckedNode) -> Iterator[Diagnostic]:
     counts = query["N"], key["N"]
     total = sum(count for count in counts if isinstance(count, int))
     if total > MOST_HEADS:
-        yield Diagnostic("query", f"query and key have {total} heads, expected at most {MOST_HEADS}")
+        yield Diagnostic(
+            "query", f"query and key have {total} heads, expected at most {MOST_HEADS}"
+        )
 
 
 @rules(8)

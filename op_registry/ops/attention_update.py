@@ -58,7 +58,9 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
     types = [tensor.dtype for tensor in call.lists.get("go", ()) if tensor.dtype]
     for dtype in types:
         if dtype not in dtypes.FLOATS:
-            yield Diagnostic("go", f"go is {dtype}, expected one of {', '.join(dtypes.FLOATS)}", "aclnn")
+            yield Diagnostic(
+                "go", f"go is {dtype}, expected one of {', '.join(dtypes.FLOATS)}", "aclnn"
+            )
             return
         if dtype != types[0]:
             yield Diagnostic("go", f"go holds {types[0]} and {dtype}, expected one type", "aclnn")
@@ -91,8 +93,8 @@ def merged(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(5)
 def shapes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """The tensors of lse are [rows] and those of go [rows,D], each with equal shapes. Batch, tokens and heads are
-    folded into rows."""
+    """The tensors of lse are [rows] and those of go [rows,D], each with equal shapes. Batch, tokens
+    and heads are folded into rows."""
     known: dict[str, Shape] = {}
     for name, rank in (("lse", 1), ("go", 2)):
         for tensor in call.lists.get(name, ()):
@@ -104,7 +106,8 @@ def shapes(call: CheckedNode) -> Iterator[Diagnostic]:
             first = known.setdefault(name, tensor.shape)
             if any(map(differ, tensor.shape, first)):
                 yield Diagnostic(
-                    name, f"{name} has the shape {text(tensor.shape)}, expected {text(first)} as the first"
+                    name,
+                    f"{name} has the shape {text(tensor.shape)}, expected {text(first)} as the first",
                 )
                 return
     if len(known) == 2 and differ(known["lse"][0], known["go"][0]):
@@ -112,21 +115,23 @@ def shapes(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """output has the type and shape of a tensor of go, lse_m those of a tensor of lse. With update_type 0 lse_m is
-    empty, [0]."""
+    """output has the type and shape of a tensor of go, lse_m those of a tensor of lse. With
+    update_type 0 lse_m is empty, [0]."""
     lse, go = inputs["lse"][0], inputs["go"][0]
     merged = TensorInfo("DT_FLOAT", lse.shape if attrs["update_type"] == 1 else (0,))
     return {"output": TensorInfo(go.dtype, go.shape), "lse_m": merged}
 
 
 def _type_rows() -> tuple[TypeRow, ...]:
-    """The float32 tensors of lse come first, then the same number of tensors of go. The counts tell the kernel where go
-    begins."""
+    """The float32 tensors of lse come first, then the same number of tensors of go. The counts tell
+    the kernel where go begins."""
     places = 2 * MAX_RANKS
     rows = [TypeRow(("float32",) * places, ("float32", "float32"))]
     for result in ("float16", "bfloat16"):
         for ranks in range(1, MAX_RANKS + 1):
-            rows.append(type_row(("float32",) * ranks + (result,) * ranks, places, result, "float32"))
+            rows.append(
+                type_row(("float32",) * ranks + (result,) * ranks, places, result, "float32")
+            )
     return tuple(rows)
 
 

@@ -1,9 +1,11 @@
-"""CausalConv1d: a convolution of each channel with the last K tokens, and the states that it updates in place.
+"""CausalConv1d: a convolution of each channel with the last K tokens, and the states that it
+updates in place.
 
-With several tokens in a sequence it is a prompt: a line of conv_states is read only where initial_state_mode is 1, and
-without that input from none. With one token, or with num_accepted_tokens, it is a step of decoding: the line is always
-read. The output conv_states is the input, changed in place. The last row of weight is that of the current token; the
-formula of the operator's documents has the rows the other way round than its kernel and its golden function. The
+With several tokens in a sequence it is a prompt: a line of conv_states is read only where
+initial_state_mode is 1, and without that input from none. With one token, or with
+num_accepted_tokens, it is a step of decoding: the line is always read. The output conv_states is
+the input, changed in place. The last row of weight is that of the current token; the formula of the
+operator's documents has the rows the other way round than its kernel and its golden function. The
 constraints are CC.1 to CC.7. The product is 950.
 """
 
@@ -57,8 +59,8 @@ rules = Rules("CC", typed=("x", "weight", "conv_states", "bias", "y", *_WHOLE), 
 
 @rules(1)
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
-    """x, weight, conv_states, bias and y have one type, FLOAT16 or BF16. query_start_loc, cache_indices,
-    initial_state_mode and num_accepted_tokens are INT32."""
+    """x, weight, conv_states, bias and y have one type, FLOAT16 or BF16. query_start_loc,
+    cache_indices, initial_state_mode and num_accepted_tokens are INT32."""
     yield from causal_conv1d.types(call, _WHOLE)
 
 
@@ -70,15 +72,16 @@ def activation(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(3)
 def shapes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """x is [B,S,dim], or [T,dim] with query_start_loc [B+1]. weight is [K,dim], bias [dim], conv_states
-    [lines,length,dim]. cache_indices, initial_state_mode and num_accepted_tokens are [B], and B is 1 to 1024."""
+    """x is [B,S,dim], or [T,dim] with query_start_loc [B+1]. weight is [K,dim], bias [dim],
+    conv_states [lines,length,dim]. cache_indices, initial_state_mode and num_accepted_tokens are
+    [B], and B is 1 to 1024."""
     yield from causal_conv1d.shapes(call, _ROWS, MOST_SEQUENCES)
 
 
 @rules(4)
 def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """K is 2 to 4. dim of x is 64 to 16384 and a multiple of 16. S is 1 to 16384, and T 1 to 1048576. conv_states has B
-    lines or more, of K-1 tokens or more."""
+    """K is 2 to 4. dim of x is 64 to 16384 and a multiple of 16. S is 1 to 16384, and T 1
+    to 1048576. conv_states has B lines or more, of K-1 tokens or more."""
     found = causal_conv1d.sizes_of(call)
     if found is None:
         return
@@ -87,27 +90,41 @@ def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
     yield from causal_conv1d.channels(found)
     yield from causal_conv1d.states(call, found)
     if isinstance(found.s, int) and found.s > LONGEST:
-        yield Diagnostic("x", f"x has {number(found.s)} tokens, expected at most {number(LONGEST)}", "document")
+        yield Diagnostic(
+            "x", f"x has {number(found.s)} tokens, expected at most {number(LONGEST)}", "document"
+        )
 
 
 @rules(5)
 def kinds(call: CheckedNode) -> Iterator[Diagnostic]:
-    """initial_state_mode is for prompts: it is absent if S is 1, or if num_accepted_tokens is given. With
-    num_accepted_tokens K is 4."""
+    """initial_state_mode is for prompts: it is absent if S is 1, or if num_accepted_tokens is
+    given. With num_accepted_tokens K is 4."""
     found = causal_conv1d.sizes_of(call)
     mode, accepted = call["initial_state_mode"], call["num_accepted_tokens"]
     if mode is not None and (accepted is not None or (found is not None and found.s == 1)):
-        beside = "with num_accepted_tokens" if accepted is not None else "with one token in a sequence"
-        yield Diagnostic("initial_state_mode", f"initial_state_mode is given {beside}, expected none in a step")
-    if accepted is not None and found is not None and isinstance(found.k, int) and found.k != SPECULATIVE:
-        message = f"num_accepted_tokens is given with {found.k} rows of weight, expected {SPECULATIVE}"
+        beside = (
+            "with num_accepted_tokens" if accepted is not None else "with one token in a sequence"
+        )
+        yield Diagnostic(
+            "initial_state_mode", f"initial_state_mode is given {beside}, expected none in a step"
+        )
+    if (
+        accepted is not None
+        and found is not None
+        and isinstance(found.k, int)
+        and found.k != SPECULATIVE
+    ):
+        message = (
+            f"num_accepted_tokens is given with {found.k} rows of weight, expected {SPECULATIVE}"
+        )
         yield Diagnostic("num_accepted_tokens", message)
 
 
 @rules(6)
 def contents(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query_start_loc begins with 0, does not fall, and ends with T; with num_accepted_tokens it rises. cache_indices
-    names lines of conv_states, each once, or null_block_id. initial_state_mode is 0 or 1."""
+    """query_start_loc begins with 0, does not fall, and ends with T; with num_accepted_tokens it
+    rises. cache_indices names lines of conv_states, each once, or null_block_id. initial_state_mode
+    is 0 or 1."""
     found = causal_conv1d.sizes_of(call)
     if found is None:
         return
@@ -121,8 +138,8 @@ def contents(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(7)
 def accepted_tokens(call: CheckedNode) -> Iterator[Diagnostic]:
-    """With num_accepted_tokens a line of conv_states has K-1 tokens and one for each token of x but the first.
-    num_accepted_tokens is 0 to the length of a line without K-1."""
+    """With num_accepted_tokens a line of conv_states has K-1 tokens and one for each token of x but
+    the first. num_accepted_tokens is 0 to the length of a line without K-1."""
     found = causal_conv1d.sizes_of(call)
     if call["num_accepted_tokens"] is None or found is None:
         return
@@ -133,7 +150,11 @@ def _speculative(call: CheckedNode, found: ConvolutionSizes) -> Iterator[Diagnos
     length, k = found.state_length, found.k
     if not isinstance(length, int) or not isinstance(k, int):
         return
-    longest = found.s if isinstance(found.s, int) else max(causal_conv1d.sequence_lengths(call, found) or (1,))
+    longest = (
+        found.s
+        if isinstance(found.s, int)
+        else max(causal_conv1d.sequence_lengths(call, found) or (1,))
+    )
     if length < k - 2 + longest:
         message = f"conv_states has {length} tokens in a line, expected at least {k - 2 + longest}"
         yield Diagnostic("conv_states", message)
@@ -145,8 +166,11 @@ def _speculative(call: CheckedNode, found: ConvolutionSizes) -> Iterator[Diagnos
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """y has the shape and type of x. conv_states has its shape and type as input, and is changed in place."""
+    """y has the shape and type of x. conv_states has its shape and type as input, and is changed in
+    place."""
     return causal_conv1d.infer(inputs)
 
 
-OPERATOR = Operator(variants=(OPDEF.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=CpuKernel())
+OPERATOR = Operator(
+    variants=(OPDEF.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=CpuKernel()
+)

@@ -1,10 +1,10 @@
 """ChunkGatedDeltaRule: the gated delta rule for several tokens, which are computed in chunks of 64.
 
-The tokens of all sequences are packed, and the states are [Dv,Dk], transposed beside those of ONNX. Its constraints are
-CG.1 to CG.4. The products are A2, A3 and, since the newest variant, 950.
+The tokens of all sequences are packed, and the states are [Dv,Dk], transposed beside those of ONNX.
+Its constraints are CG.1 to CG.4. The products are A2, A3 and, since the newest variant, 950.
 
-The documents leave a promise to the caller, which no check can keep: -1 <= query, key <= 1, -1 <= g <= 0 and
-0 < beta < 1. Otherwise an exponential of the sums of g in a chunk may overflow.
+The documents leave a promise to the caller, which no check can keep: -1 <= query, key <= 1, -1 <= g
+<= 0 and 0 < beta < 1. Otherwise an exponential of the sums of g in a chunk may overflow.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ OPDEF = (
     .OUTPUT("out", "DT_BF16")
     .OUTPUT("final_state", "DT_BF16")
     .ATTR("scale_value", "Float", 1.0)
-    .PRODUCT("ascend910b ascend910_93", "query=key=value=beta=out initial_state=final_state\nBF16 BF16")
+    .PRODUCT(
+        "ascend910b ascend910_93", "query=key=value=beta=out initial_state=final_state\nBF16 BF16"
+    )
 )
 
 WITH_FLOAT_STATE = (
@@ -69,39 +71,47 @@ rules = Rules("CG", typed=(*delta_rule.TOKENS, *_STATES, *_FIXED))
 
 @rules(1)
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query, key, value, beta and out are BF16, g is FLOAT, and actual_seq_lengths INT32. initial_state and final_state
-    are both BF16 or, on 950 only, both FLOAT."""
+    """query, key, value, beta and out are BF16, g is FLOAT, and actual_seq_lengths INT32.
+    initial_state and final_state are both BF16 or, on 950 only, both FLOAT."""
     yield from delta_rule.types(call, _STATES, _FIXED)
-    if call.product is not None and not call.on("950") and call.dtype("initial_state") == "DT_FLOAT":
+    if (
+        call.product is not None
+        and not call.on("950")
+        and call.dtype("initial_state") == "DT_FLOAT"
+    ):
         message = f"initial_state is DT_FLOAT, expected DT_BF16 on {call.product.title}"
         yield Diagnostic("initial_state", message)
 
 
 @rules(2)
 def shapes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query and key are [T,Nk,Dk], value is [T,Nv,Dv], beta and g are [T,Nv], initial_state is [B,Nv,Dv,Dk], and
-    actual_seq_lengths [B]."""
+    """query and key are [T,Nk,Dk], value is [T,Nv,Dv], beta and g are [T,Nv], initial_state is
+    [B,Nv,Dv,Dk], and actual_seq_lengths [B]."""
     sizes = delta_rule.sizes_of(call, "initial_state")
     yield from delta_rule.shapes(call, "initial_state", {"actual_seq_lengths": (sizes.states,)})
 
 
 @rules(3)
 def limits(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query, key, value and initial_state have no size of 0. Nk and Nv are at most 64, Dk and Dv at most 128, and Nv is
-    a multiple of Nk."""
+    """query, key, value and initial_state have no size of 0. Nk and Nv are at most 64, Dk and Dv at
+    most 128, and Nv is a multiple of Nk."""
     sizes = delta_rule.sizes_of(call, "initial_state")
     yield from delta_rule.limits(call, sizes, "initial_state", MOST_HEADS, MOST_WIDTH)
 
 
 @rules(4)
 def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
-    """actual_seq_lengths holds the lengths of the sequences, which are no cumulative sums. Each is 1 or more, because
-    the kernel leaves the final_state of an empty sequence unwritten. Their sum is T."""
-    yield from delta_rule.sequence_lengths(call, delta_rule.sizes_of(call, "initial_state").t, 1, None)
+    """actual_seq_lengths holds the lengths of the sequences, which are no cumulative sums. Each is
+    1 or more, because the kernel leaves the final_state of an empty sequence unwritten. Their sum
+    is T."""
+    yield from delta_rule.sequence_lengths(
+        call, delta_rule.sizes_of(call, "initial_state").t, 1, None
+    )
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """out is [T,Nv,Dv] in the type of query. final_state has the shape and type of initial_state."""
+    """out is [T,Nv,Dv] in the type of query. final_state has the shape and type of
+    initial_state."""
     return delta_rule.infer(inputs, "initial_state", "final_state")
 
 

@@ -1,7 +1,8 @@
 """ClippedSwiglu: SwiGLU between limits, as gpt-oss has it.
 
-Its constraints are CS.1 to CS.5. The kernels compute in float32 and round once. Sources after 9.2.0-beta.1 add an
-attribute clamp_mode. Its default 0 is what this variant computes, and other values have an effect on 950 only.
+Its constraints are CS.1 to CS.5. The kernels compute in float32 and round once. Sources after
+9.2.0-beta.1 add an attribute clamp_mode. Its default 0 is what this variant computes, and other
+values have an effect on 950 only.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ def groups(call: CheckedNode) -> Iterator[Diagnostic]:
     if shape is None:
         return
     if len(shape) != 1 or shape[0] == 0 or exceeds(shape[0], MOST_GROUPS):
-        yield Diagnostic("group_index", f"group_index has the shape {text(shape)}, expected 1 to {MOST_GROUPS} numbers")
+        yield Diagnostic(
+            "group_index",
+            f"group_index has the shape {text(shape)}, expected 1 to {MOST_GROUPS} numbers",
+        )
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
@@ -90,4 +94,10 @@ def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
     return {"y": halved(inputs["x"], attrs["dim"])}
 
 
-OPERATOR = Operator(variants=(CURRENT.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=None, is_attention=False)
+OPERATOR = Operator(
+    variants=(CURRENT.OP_END_FACTORY_REG(),),
+    infer=infer,
+    rules=rules,
+    kernel=None,
+    is_attention=False,
+)

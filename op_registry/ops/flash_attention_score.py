@@ -1,8 +1,8 @@
 """FlashAttentionScore: the training forward pass of attention.
 
-Its constraints are FA.1 to FA.24. The numbers, codes and stages of FA.1 to FA.23 are those of the project's constraints
-list, which is drawn from the aclnn documents, the aclnn host code and the operator's tiling. FA.24 is about an
-attribute of the CPU kernel. The products are A2, A3 and 950.
+Its constraints are FA.1 to FA.24. The numbers, codes and stages of FA.1 to FA.23 are those of the
+project's constraints list, which is drawn from the aclnn documents, the aclnn host code and the
+operator's tiling. FA.24 is about an attribute of the CPU kernel. The products are A2, A3 and 950.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ RAW_OPS = (
 )
 
 SEED_V2 = (
-    RAW_OPS.then("seed_v2_cann8", source="operator document FlashAttentionScoreV2, its REG_OP", cann="8.0")
+    RAW_OPS.then(
+        "seed_v2_cann8", source="operator document FlashAttentionScoreV2, its REG_OP", cann="8.0"
+    )
     .ATTR("inner_precise", "Int", 0)
     .ATTR("pse_type", "Int", 1)
 )
@@ -187,7 +189,17 @@ PROTO_2026 = (
 
 rules = Rules(
     "FA",
-    typed=("query", "key", "value", "real_shift", "atten_mask", "drop_mask", "sink", "query_rope", "key_rope"),
+    typed=(
+        "query",
+        "key",
+        "value",
+        "real_shift",
+        "atten_mask",
+        "drop_mask",
+        "sink",
+        "query_rope",
+        "key_rope",
+    ),
 )
 
 
@@ -203,8 +215,8 @@ rules.shared(8, "pse_type", partial(training.pse_type_known, shift="real_shift")
 
 @rules(9)
 def shift_type(call: CheckedNode) -> Iterator[Diagnostic]:
-    """real_shift has the type that pse_type requires. Slopes also have their shape, and are used only where they are
-    allowed."""
+    """real_shift has the type that pse_type requires. Slopes also have their shape, and are used
+    only where they are allowed."""
     yield from training.bias_type(call, "real_shift")
     yield from training.inner_pse(call, "real_shift")
 
@@ -222,13 +234,18 @@ def shift_shape(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(11)
 def mask(call: CheckedNode) -> Iterator[Diagnostic]:
-    """atten_mask has the type, shape and content that sparse_mode requires. cpu_masked_bias needs a mask and a bias,
-    and excludes cpu_masked_values. cpu_mask_batch needs a layout with a batch."""
+    """atten_mask has the type, shape and content that sparse_mode requires. cpu_masked_bias needs a
+    mask and a bias, and excludes cpu_masked_values. cpu_mask_batch needs a layout with a batch."""
     yield from training.mask_shape(call, "EXT-MASK-BROADCAST")
     yield from training.masked_bias(call, "real_shift")
     yield from training.packed_mask_batch(call)
-    if call.attrs.get("cpu_masked_bias") == "added" and call.attrs.get("cpu_masked_values") == "zero":
-        yield Diagnostic("cpu_masked_values", "cpu_masked_values is 'zero' beside cpu_masked_bias, expected ''")
+    if (
+        call.attrs.get("cpu_masked_bias") == "added"
+        and call.attrs.get("cpu_masked_values") == "zero"
+    ):
+        yield Diagnostic(
+            "cpu_masked_values", "cpu_masked_values is 'zero' beside cpu_masked_bias, expected ''"
+        )
 
 
 rules.shared(12, "sparse_mode", training.sparse_mode_known)
@@ -236,8 +253,8 @@ rules.shared(12, "sparse_mode", training.sparse_mode_known)
 
 @rules(13)
 def band(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Outside TND, the band overlaps the scores. In TND, the sparse modes limit the lengths, pre_tockens and
-    next_tockens."""
+    """Outside TND, the band overlaps the scores. In TND, the sparse modes limit the lengths,
+    pre_tockens and next_tockens."""
     yield from bands.packed_band(call) if call.geometry.tnd else bands.band(call)
 
 
@@ -253,10 +270,14 @@ def sink(call: CheckedNode) -> Iterator[Diagnostic]:
         return
     yield from training.sink_shape(call)
     if tensor.shape is not None and len(tensor.shape) != 1:
-        yield Diagnostic("sink", f"sink has the shape {text(tensor.shape)}, expected {text((call.geometry.n1,))}")
+        yield Diagnostic(
+            "sink", f"sink has the shape {text(tensor.shape)}, expected {text((call.geometry.n1,))}"
+        )
     if call.attrs.get("cpu_empty_rows") not in (None, "", "zero"):
         found = f"cpu_empty_rows is {call.attr('cpu_empty_rows')!r} beside a sink"
-        yield Diagnostic("cpu_empty_rows", f"{found}, which no mask excludes, expected '' or 'zero'")
+        yield Diagnostic(
+            "cpu_empty_rows", f"{found}, which no mask excludes, expected '' or 'zero'"
+        )
     if call.dtype("query") == "DT_FLOAT":
         message = "query is DT_FLOAT beside a sink, expected DT_FLOAT16 or DT_BF16"
         yield Diagnostic("query", message, "document", extension="EXT-SINK-FLOAT")
@@ -264,22 +285,27 @@ def sink(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(17)
 def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
-    """TND has cumulative lengths. Outside TND an extension allows actual_seq_kvlen to state one number of keys."""
+    """TND has cumulative lengths. Outside TND an extension allows actual_seq_kvlen to state one
+    number of keys."""
     yield from training.packed_lengths(call)
     yield from training.key_length(call)
 
 
 @rules(18)
 def rope(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Both rope inputs are given, or neither, and they are shaped as query and key. They are documented for TND with D
-    128 and Dr 64."""
+    """Both rope inputs are given, or neither, and they are shaped as query and key. They are
+    documented for TND with D 128 and Dr 64."""
     faults = list(training.rope(call, "document", INVALID))
     yield from faults
     if faults or call["query_rope"] is None:
         return
     g, rope_tensor = call.geometry, call["query_rope"]
     width = rope_tensor.shape[-1] if rope_tensor and rope_tensor.shape else None
-    if not g.tnd or (isinstance(g.d, int) and g.d != 128) or (isinstance(width, int) and width != 64):
+    if (
+        not g.tnd
+        or (isinstance(g.d, int) and g.d != 128)
+        or (isinstance(width, int) and width != 64)
+    ):
         found = f"{g.layout} with head size {size_text(g.d)} and rope size {size_text(width)}"
         message = f"query_rope is used in {found}, expected TND with 128 and 64"
         yield Diagnostic("query_rope", message, "document", extension="EXT-ROPE")
@@ -307,7 +333,9 @@ def empty(call: CheckedNode) -> Iterator[Diagnostic]:
         for index, (queries, keys) in enumerate(zip(g.q_lens, g.kv_lens, strict=True)):
             if queries and not keys:
                 message = f"actual_seq_kvlen gives sequence {index} no key for {queries} queries, expected keys"
-                yield Diagnostic("actual_seq_kvlen", message, "document", extension="EXT-EMPTY-SEQUENCES")
+                yield Diagnostic(
+                    "actual_seq_kvlen", message, "document", extension="EXT-EMPTY-SEQUENCES"
+                )
                 return
 
 
@@ -315,9 +343,9 @@ rules.shared(24, "softcap", partial(softcap, bias="real_shift"))
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """The statistics are float32, [B,N1,S1,8], or [T1,N1,8] in TND. attention_out has the shape of query with Dv in
-    place of D. If some of query, key and value have batch 1, attention_out has the batch of the others. softmax_out is
-    never computed; the operator declares it as [0,0,0,0]."""
+    """The statistics are float32, [B,N1,S1,8], or [T1,N1,8] in TND. attention_out has the shape of
+    query with Dv in place of D. If some of query, key and value have batch 1, attention_out has the
+    batch of the others. softmax_out is never computed; the operator declares it as [0,0,0,0]."""
     geometry = training_geometry(inputs, attrs, repeats=True)
     query = inputs["query"]
     statistics: Shape
@@ -340,8 +368,8 @@ def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
 
 
 def _output_width(geometry: Geometry, last: Dim) -> Dim:
-    """The last dimension of attention_out, if that of query is `last`: Dv, or N1*Dv if the layout folds the heads into
-    it."""
+    """The last dimension of attention_out, if that of query is `last`: Dv, or N1*Dv if the layout
+    folds the heads into it."""
     if geometry.layout not in ("BSH", "SBH"):
         return geometry.dv
     if geometry.dv is not None and geometry.dv == geometry.d:

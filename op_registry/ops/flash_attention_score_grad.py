@@ -1,7 +1,8 @@
 """FlashAttentionScoreGrad: the backward pass of FlashAttentionScore.
 
-Its constraints are FAG.1 to FAG.20. FAG.19 says that the result is deterministic only if the runtime is told so; no
-node can break it, so it has no rule. FAG.20 is about an attribute of the CPU kernel.
+Its constraints are FAG.1 to FAG.20. FAG.19 says that the result is deterministic only if the
+runtime is told so; no node can break it, so it has no rule. FAG.20 is about an attribute of the CPU
+kernel.
 """
 
 from __future__ import annotations
@@ -194,7 +195,17 @@ PROTO_2026 = (
 rules = Rules(
     "FAG",
     typed=(
-        *("query", "key", "value", "dy", "pse_shift", "atten_mask", "drop_mask", "attention_in", "sink"),
+        *(
+            "query",
+            "key",
+            "value",
+            "dy",
+            "pse_shift",
+            "atten_mask",
+            "drop_mask",
+            "attention_in",
+            "sink",
+        ),
         *("query_rope", "key_rope"),
     ),
 )
@@ -219,8 +230,13 @@ def ranks(call: CheckedNode) -> Iterator[Diagnostic]:
     }
     for name, tensor in shapes.items():
         if tensor is not None and tensor.shape is not None and len(tensor.shape) < 3:
-            yield Diagnostic(name, f"{name} has rank {len(tensor.shape)}, expected 3 or more", "aclnn")
-    for name, tensor in (("sink", call["sink"]), ("dsink", _meaningful_output(call, "dsink", "sink"))):
+            yield Diagnostic(
+                name, f"{name} has rank {len(tensor.shape)}, expected 3 or more", "aclnn"
+            )
+    for name, tensor in (
+        ("sink", call["sink"]),
+        ("dsink", _meaningful_output(call, "dsink", "sink")),
+    ):
         if tensor is not None and tensor.shape is not None and len(tensor.shape) != 1:
             yield Diagnostic(name, f"{name} has rank {len(tensor.shape)}, expected 1", "aclnn")
 
@@ -235,7 +251,8 @@ def head_sizes(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(6)
 def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """N1 is a multiple of N2. query, key and value have one batch size. key and value differ in D only."""
+    """N1 is a multiple of N2. query, key and value have one batch size. key and value differ in D
+    only."""
     yield from training.head_groups(call)
     if call.geometry.n2 == 0:
         yield Diagnostic("key", "key has 0 heads, expected 1 or more", extension="EXT-GRAD-NO-KEYS")
@@ -244,15 +261,16 @@ def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(7)
 def dropout(call: CheckedNode) -> Iterator[Diagnostic]:
-    """keep_prob is a probability. drop_mask has a bit for each score, and is given if keep_prob is below 1."""
+    """keep_prob is a probability. drop_mask has a bit for each score, and is given if keep_prob is
+    below 1."""
     yield from training.keep_probability(call)
     yield from training.dropout(call)
 
 
 @rules(8)
 def masking(call: CheckedNode) -> Iterator[Diagnostic]:
-    """sparse_mode is one of the modes of the layout. The mask, the band and the bias fit it. cpu_masked_bias needs a
-    mask and a bias."""
+    """sparse_mode is one of the modes of the layout. The mask, the band and the bias fit it.
+    cpu_masked_bias needs a mask and a bias."""
     unknown = list(training.sparse_mode_known(call))
     yield from unknown
     if unknown:
@@ -271,19 +289,30 @@ def masking(call: CheckedNode) -> Iterator[Diagnostic]:
     yield from bands.packed_band(call)
     pre, nxt = call.attr("pre_tockens"), call.attr("next_tockens")
     if mode in (0, 4, 7, 8) and pre + nxt <= 0:
-        message = f"pre_tockens {pre} and next_tockens {nxt} add up to {pre + nxt}, expected more than 0"
-        yield Diagnostic("pre_tockens", f"{message} in sparse_mode {mode} of TND", extension="EXT-BAND-OUTSIDE")
+        message = (
+            f"pre_tockens {pre} and next_tockens {nxt} add up to {pre + nxt}, expected more than 0"
+        )
+        yield Diagnostic(
+            "pre_tockens", f"{message} in sparse_mode {mode} of TND", extension="EXT-BAND-OUTSIDE"
+        )
     if mode == 7 and call["pse_shift"] is not None:
         message = "pse_shift is given, expected none in sparse_mode 7"
         yield Diagnostic("pse_shift", message, extension="EXT-GRAD-BIAS-MODES")
-    if mode == 8 and call["pse_shift"] is not None and g.q_lens and g.kv_lens and g.q_lens[1:] != g.kv_lens[1:]:
+    if (
+        mode == 8
+        and call["pse_shift"] is not None
+        and g.q_lens
+        and g.kv_lens
+        and g.q_lens[1:] != g.kv_lens[1:]
+    ):
         message = "pse_shift is given although lengths of query and key differ, expected equal ones in sparse_mode 8"
         yield Diagnostic("pse_shift", message, extension="EXT-GRAD-BIAS-MODES")
 
 
 @rules(9)
 def pse(call: CheckedNode) -> Iterator[Diagnostic]:
-    """pse_type is known and fits pse_shift. Slopes have their type and shape, and the start indices fit 32 bits."""
+    """pse_type is known and fits pse_shift. Slopes have their type and shape, and the start indices
+    fit 32 bits."""
     yield from training.pse_type_known(call, "pse_shift")
     yield from training.starts(call)
     yield from training.inner_pse(call, "pse_shift")
@@ -291,8 +320,8 @@ def pse(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(10)
 def rope(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Both rope inputs are given, or neither, and they are shaped as query and key. The products require bfloat16, TND,
-    a mask, no bias, no dropout and a D that is a multiple of 128."""
+    """Both rope inputs are given, or neither, and they are shaped as query and key. The products
+    require bfloat16, TND, a mask, no bias, no dropout and a D that is a multiple of 128."""
     faults = list(training.rope(call, "aclnn", NULLPTR))
     yield from faults
     if faults or call["query_rope"] is None:
@@ -302,7 +331,8 @@ def rope(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def _device_rope(call: CheckedNode) -> Iterator[tuple[str, str, int]]:
-    """The further limits of the products on a gradient with rope inputs. The CPU kernel has none of these limits."""
+    """The further limits of the products on a gradient with rope inputs. The CPU kernel has none of
+    these limits."""
     g = call.geometry
     if call["atten_mask"] is None:
         yield "atten_mask", "atten_mask is absent beside rope inputs, expected one", NULLPTR
@@ -314,9 +344,17 @@ def _device_rope(call: CheckedNode) -> Iterator[tuple[str, str, int]]:
         if call[name] is not None:
             yield name, f"{name} is given beside rope inputs, expected none", INVALID
     if call.attr("keep_prob") != 1.0:
-        yield "keep_prob", f"keep_prob is {call.attr('keep_prob')} beside rope inputs, expected 1", INVALID
+        yield (
+            "keep_prob",
+            f"keep_prob is {call.attr('keep_prob')} beside rope inputs, expected 1",
+            INVALID,
+        )
     if not g.tnd:
-        yield "input_layout", f"input_layout is {g.layout} beside rope inputs, expected TND", INVALID
+        yield (
+            "input_layout",
+            f"input_layout is {g.layout} beside rope inputs, expected TND",
+            INVALID,
+        )
     elif isinstance(g.d, int):
         yield from _device_rope_sizes(call, g.d)
 
@@ -324,10 +362,18 @@ def _device_rope(call: CheckedNode) -> Iterator[tuple[str, str, int]]:
 def _device_rope_sizes(call: CheckedNode, d: int) -> Iterator[tuple[str, str, int]]:
     """In TND with rope inputs, D is a multiple of 128, and the rope part is no wider."""
     if d % 128:
-        yield "query", f"query has the head size {d} beside rope inputs, expected a multiple of 128", INVALID
+        yield (
+            "query",
+            f"query has the head size {d} beside rope inputs, expected a multiple of 128",
+            INVALID,
+        )
     *_, width = call.shape("query_rope") or (None,)
     if exceeds(width, d):
-        yield "query_rope", f"query_rope has the size {width}, expected at most {d}, that of query", INVALID
+        yield (
+            "query_rope",
+            f"query_rope has the size {width}, expected at most {d}, that of query",
+            INVALID,
+        )
 
 
 @rules(11)
@@ -354,23 +400,33 @@ rules.values(12, "softmax_in_layout", ("", "same_as_input"), "aclnn")
 
 @rules(13)
 def forward_result(call: CheckedNode) -> Iterator[Diagnostic]:
-    """attention_in is given and has the type and shape of dy. dy has the shape of query with Dv in place of D."""
+    """attention_in is given and has the type and shape of dy. dy has the shape of query with Dv in
+    place of D."""
     tensor, dy = call["attention_in"], call["dy"]
     if dy is not None:
         yield from _result_gradient(call, dy)
     if tensor is None:
-        yield Diagnostic("attention_in", "attention_in is absent, expected attention_out of the forward pass")
+        yield Diagnostic(
+            "attention_in", "attention_in is absent, expected attention_out of the forward pass"
+        )
         return
     if dy is None:
         return
     if tensor.dtype and dy.dtype and tensor.dtype != dy.dtype:
-        yield Diagnostic("attention_in", f"attention_in is {tensor.dtype}, expected {dy.dtype} as dy")
-    if tensor.shape is not None and dy.shape is not None and len(dy.shape) >= 3 <= len(tensor.shape):
+        yield Diagnostic(
+            "attention_in", f"attention_in is {tensor.dtype}, expected {dy.dtype} as dy"
+        )
+    if (
+        tensor.shape is not None
+        and dy.shape is not None
+        and len(dy.shape) >= 3 <= len(tensor.shape)
+    ):
         yield from shape_is("attention_in", tensor, dy.shape)
 
 
 def _result_gradient(call: CheckedNode, dy: TensorInfo) -> Iterator[Diagnostic]:
-    """dy has the shape of query with Dv in place of D, as far as both have the rank of the layout."""
+    """dy has the shape of query with Dv in place of D, as far as both have the rank of the
+    layout."""
     g, query = call.geometry, call.shape("query")
     rank = LAYOUTS.get(g.layout)
     if rank is None or query is None or dy.shape is None or not len(dy.shape) == len(query) == rank:
@@ -381,7 +437,8 @@ def _result_gradient(call: CheckedNode, dy: TensorInfo) -> Iterator[Diagnostic]:
 
 @rules(14)
 def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
-    """TND has cumulative lengths, and other layouts have none. A bias requires that no sequence is empty."""
+    """TND has cumulative lengths, and other layouts have none. A bias requires that no sequence is
+    empty."""
     yield from training.packed_lengths(call)
     yield from training.key_length(call)
     g = call.geometry
@@ -405,14 +462,17 @@ def sink(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(16)
 def reserved(call: CheckedNode) -> Iterator[Diagnostic]:
-    """padding_mask and softmax_in are reserved and must be absent. dpse has the shape of pse_shift, or is empty."""
+    """padding_mask and softmax_in are reserved and must be absent. dpse has the shape of pse_shift,
+    or is empty."""
     for name in ("padding_mask", "softmax_in"):
         if call[name] is not None:
             yield Diagnostic(name, f"{name} is given, expected none: it is reserved")
     gradient, shift = call.outputs.get("dpse"), call["pse_shift"]
     if gradient is not None and gradient.shape is not None and _is_not_empty(gradient.shape):
         if shift is None:
-            yield Diagnostic("dpse", f"dpse has the shape {text(gradient.shape)}, expected [0] without pse_shift")
+            yield Diagnostic(
+                "dpse", f"dpse has the shape {text(gradient.shape)}, expected [0] without pse_shift"
+            )
         elif shift.shape is not None:
             yield from shape_is("dpse", gradient, shift.shape)
 
@@ -424,7 +484,8 @@ rules.shared(17, "prefix", training.prefix_lengths)
 
 @rules(18)
 def bias_shape(call: CheckedNode) -> Iterator[Diagnostic]:
-    """In pse_type 0 and 1, pse_shift has a shape that fits the scores, or is compressed ALiBi where that is legal."""
+    """In pse_type 0 and 1, pse_shift has a shape that fits the scores, or is compressed ALiBi where
+    that is legal."""
     if call.attr("pse_type") not in (0, 1):
         return
     g = call.geometry
@@ -446,8 +507,8 @@ def _is_not_empty(shape: Shape) -> bool:
 
 
 def _meaningful_output(call: CheckedNode, output: str, source: str) -> TensorInfo | None:
-    """The stated output if its input `source` is given, otherwise None. Without that input the output has no
-    meaning."""
+    """The stated output if its input `source` is given, otherwise None. Without that input the
+    output has no meaning."""
     return call.outputs.get(output) if call[source] is not None else None
 
 

@@ -1,8 +1,9 @@
-"""FlashLinearAttention: attention by a state that each token changes, as in the gated delta rule or Mamba-2.
+"""FlashLinearAttention: attention by a state that each token changes, as in the gated delta rule or
+Mamba-2.
 
-It is no operator of Ascend. It has the inputs of the LinearAttention of ai.onnx 27 and of com.microsoft, and what these
-leave out: fewer key heads than states, a correction of rank one in general, and packed sequences. Its constraints are
-FL.1 to FL.7.
+It is no operator of Ascend. It has the inputs of the LinearAttention of ai.onnx 27 and of
+com.microsoft, and what these leave out: fewer key heads than states, a correction of rank one in
+general, and packed sequences. Its constraints are FL.1 to FL.7.
 """
 
 from __future__ import annotations
@@ -10,7 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry import dtypes
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, fixed_types, one_type, shape_is, text
+from fa_compiler.op_registry.constraints.core import (
+    CheckedNode,
+    Rules,
+    fixed_types,
+    one_type,
+    shape_is,
+    text,
+)
 from fa_compiler.op_registry.cpu_kernel import CpuKernel, TypeRow
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.geometry import divide, no_multiple, product, shape_of, shapes_differ
@@ -60,8 +68,8 @@ rules = Rules("FL", typed=(*_TOKENS, "past_state", "cu_seqlens", "output", "pres
 
 @rules(1)
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
-    """All tensors of tokens have one type: FLOAT, FLOAT16 or BF16. The states have one of these types. cu_seqlens is
-    INT32."""
+    """All tensors of tokens have one type: FLOAT, FLOAT16 or BF16. The states have one of these
+    types. cu_seqlens is INT32."""
     yield from one_type(call, (*_TOKENS, "output"), dtypes.FLOATS)
     yield from one_type(call, ("past_state", "present_state"), dtypes.FLOATS)
     yield from fixed_types(call, {"cu_seqlens": "DT_INT32"})
@@ -85,15 +93,18 @@ def heads(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(4)
 def widths(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query is [B,T,Hq*Dk] with the q_num_heads Hq, value is [B,T,Hv*Dv] with the kv_num_heads Hv. key is [B,T,Hk*Dk],
-    where Hk divides Hv. Dk is 1 or more."""
+    """query is [B,T,Hq*Dk] with the q_num_heads Hq, value is [B,T,Hv*Dv] with the kv_num_heads Hv.
+    key is [B,T,Hk*Dk], where Hk divides Hv. Dk is 1 or more."""
     query, key, value = (call.shape(name) for name in ("query", "key", "value"))
     for name, shape in (("query", query), ("key", key), ("value", value)):
         if shape is not None and len(shape) != 3:
             yield Diagnostic(name, f"{name} has rank {len(shape)}, expected 3")
             return
         if shape is not None and query is not None and shapes_differ(shape[:2], query[:2]):
-            yield Diagnostic(name, f"{name} is {text(shape)}, expected the batch and the tokens of query {text(query)}")
+            yield Diagnostic(
+                name,
+                f"{name} is {text(shape)}, expected the batch and the tokens of query {text(query)}",
+            )
             return
     for name, count in (("query", call.attr("q_num_heads")), ("value", call.attr("kv_num_heads"))):
         shape = call.shape(name)
@@ -104,10 +115,13 @@ def widths(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def _key_heads(call: CheckedNode) -> Iterator[Diagnostic]:
-    """The heads of key have the size of those of query, which is not 0, and their number divides kv_num_heads."""
+    """The heads of key have the size of those of query, which is not 0, and their number divides
+    kv_num_heads."""
     key, size = call.shape("key"), _key_size(call.shape("query"), call.attr("q_num_heads"))
     if size == 0:
-        yield Diagnostic("query", f"query is {text(call.shape('query'))}, expected heads of 1 or more numbers")
+        yield Diagnostic(
+            "query", f"query is {text(call.shape('query'))}, expected heads of 1 or more numbers"
+        )
         return
     if key is None or not isinstance(size, int) or not isinstance(key[2], int):
         return
@@ -119,8 +133,9 @@ def _key_heads(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(5)
 def operands(call: CheckedNode) -> Iterator[Diagnostic]:
-    """decay is given with the rules gated and gated_delta, and may be with general and dplr; beta with delta and
-    gated_delta; low_rank_write and low_rank_read with general and dplr. No other rule has them."""
+    """decay is given with the rules gated and gated_delta, and may be with general and dplr; beta
+    with delta and gated_delta; low_rank_write and low_rank_read with general and dplr. No other
+    rule has them."""
     rule = call.attr("update_rule")
     if rule not in UPDATE_RULES:
         return
@@ -133,13 +148,15 @@ def operands(call: CheckedNode) -> Iterator[Diagnostic]:
     for name, is_needed in needed.items():
         if is_needed != (call[name] is not None):
             found, expected = ("absent", "given") if is_needed else ("given", "absent")
-            yield Diagnostic(name, f"{name} is {found} with the update_rule {rule}, expected {expected}")
+            yield Diagnostic(
+                name, f"{name} is {found} with the update_rule {rule}, expected {expected}"
+            )
 
 
 @rules(6)
 def rows(call: CheckedNode) -> Iterator[Diagnostic]:
-    """decay is [B,T,Hv] or [B,T,Hv*Dk], beta [B,T,Hv] or [B,T,1]; low_rank_write and low_rank_read are
-    [B,T,Hv*Dk]."""
+    """decay is [B,T,Hv] or [B,T,Hv*Dk], beta [B,T,Hv] or [B,T,1]; low_rank_write and low_rank_read
+    are [B,T,Hv*Dk]."""
     count = call.attr("kv_num_heads")
     wide = product(count, _key_size(call.shape("query"), call.attr("q_num_heads")))
     tokens = shape_of(call["query"], 3)[:2]
@@ -160,8 +177,9 @@ def rows(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(7)
 def states(call: CheckedNode) -> Iterator[Diagnostic]:
-    """past_state is [N,Hv,Dk,Dv] for N sequences: those of the batch or, if B is 1, those that cu_seqlens [N+1]
-    divides the tokens into. cu_seqlens begins with 0, does not fall, and ends with T."""
+    """past_state is [N,Hv,Dk,Dv] for N sequences: those of the batch or, if B is 1, those that
+    cu_seqlens [N+1] divides the tokens into. cu_seqlens begins with 0, does not fall, and ends with
+    T."""
     limits = call.content("cu_seqlens")
     batch, tokens, _ = shape_of(call["query"], 3)
     if call.rank("cu_seqlens") not in (None, 1):
@@ -172,17 +190,28 @@ def states(call: CheckedNode) -> Iterator[Diagnostic]:
     if limits is not None and (limits != sorted(limits) or limits[:1] != [0]):
         yield Diagnostic("cu_seqlens", "cu_seqlens is not a rising list that begins with 0")
     elif limits is not None and isinstance(tokens, int) and limits[-1] != tokens:
-        yield Diagnostic("cu_seqlens", f"cu_seqlens ends with {limits[-1]}, expected {tokens}, the tokens of query")
+        yield Diagnostic(
+            "cu_seqlens",
+            f"cu_seqlens ends with {limits[-1]}, expected {tokens}, the tokens of query",
+        )
     yield from shape_is("past_state", call["past_state"], _state(call.tensors, call.attrs))
 
 
 def _key_size(query: tuple[Dim, ...] | None, q_num_heads: int) -> Dim:
-    return None if query is None or len(query) != 3 or q_num_heads < 1 else divide(query[2], q_num_heads)
+    return (
+        None
+        if query is None or len(query) != 3 or q_num_heads < 1
+        else divide(query[2], q_num_heads)
+    )
 
 
 def _state(inputs: Inputs, attrs: Attrs) -> tuple[Dim, ...]:
     """The shape of the states."""
-    count, query, value = attrs["kv_num_heads"], shape_of(inputs.get("query"), 3), shape_of(inputs.get("value"), 3)
+    count, query, value = (
+        attrs["kv_num_heads"],
+        shape_of(inputs.get("query"), 3),
+        shape_of(inputs.get("value"), 3),
+    )
     limits, entries = inputs.get("cu_seqlens"), query[0]
     if limits is not None:
         (ends,) = shape_of(limits, 1)
@@ -192,8 +221,8 @@ def _state(inputs: Inputs, attrs: Attrs) -> tuple[Dim, ...]:
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """output is [B,T,H*Dv], where H is the larger one of q_num_heads and kv_num_heads. present_state is [N,Hv,Dk,Dv].
-    It has the type of past_state, or of query without one."""
+    """output is [B,T,H*Dv], where H is the larger one of q_num_heads and kv_num_heads.
+    present_state is [N,Hv,Dk,Dv]. It has the type of past_state, or of query without one."""
     query, state = inputs["query"], _state(inputs, attrs)
     out = product(max(attrs["q_num_heads"], attrs["kv_num_heads"]), state[3])
     of_state = inputs["past_state"].dtype if "past_state" in inputs else query.dtype
@@ -206,9 +235,12 @@ def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
 def _type_rows() -> tuple[TypeRow, ...]:
     """A state of the type of query comes first: without past_state it has this type."""
     names = ("float32", "float16", "bfloat16")
-    pairs = [(each, each) for each in names] + [(each, state) for each in names for state in names if each != state]
+    pairs = [(each, each) for each in names] + [
+        (each, state) for each in names for state in names if each != state
+    ]
     return tuple(
-        TypeRow((each, each, each, state, each, each, each, each, "int32"), (each, state)) for each, state in pairs
+        TypeRow((each, each, each, state, each, each, each, each, "int32"), (each, state))
+        for each, state in pairs
     )
 
 

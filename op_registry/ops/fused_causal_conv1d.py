@@ -1,14 +1,17 @@
-"""FusedCausalConv1d: a convolution of each channel with the last three tokens, and x added to it by default.
+"""FusedCausalConv1d: a convolution of each channel with the last three tokens, and x added to it by
+default.
 
-A line of conv_states is read unless num_computed_tokens says that the sequence begins. Its last two tokens are those
-before the first one, or, with num_accepted_tokens a, the two behind its first a - 1. The output conv_states is the
-input, changed in place; the last tokens fill a line from its end. With the inputs block_idx_first_scheduled_token,
-block_idx_last_scheduled_token and initial_state_idx the states of whole blocks are kept, too (prefix caching), and
-cache_indices has the lines of all blocks. The last row of weight is that of the current token. The operator reads
-neither bias nor initial_state_mode nor activation_mode. Its constraints are FC.1 to FC.9. The product is 950.
+A line of conv_states is read unless num_computed_tokens says that the sequence begins. Its last two
+tokens are those before the first one, or, with num_accepted_tokens a, the two behind its first a
+- 1. The output conv_states is the input, changed in place; the last tokens fill a line from its
+end. With the inputs block_idx_first_scheduled_token, block_idx_last_scheduled_token and
+initial_state_idx the states of whole blocks are kept, too (prefix caching), and cache_indices has
+the lines of all blocks. The last row of weight is that of the current token. The operator reads
+neither bias nor initial_state_mode nor activation_mode. Its constraints are FC.1 to FC.9. The
+product is 950.
 
-The betas of CANN 9.1 had another operator of this name, with fewer inputs, y as the first output, and
-initial_state_mode.
+The betas of CANN 9.1 had another operator of this name, with fewer inputs, y as the first output,
+and initial_state_mode.
 """
 
 from __future__ import annotations
@@ -72,9 +75,9 @@ rules = Rules("FC", typed=("x", "weight", "conv_states", "bias", "y", *_WHOLE))
 
 @rules(1)
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
-    """x, weight, conv_states and y have one type, FLOAT16 or BF16. query_start_loc, cache_indices, num_accepted_tokens,
-    num_computed_tokens, block_idx_first_scheduled_token, block_idx_last_scheduled_token and initial_state_idx are
-    INT32."""
+    """x, weight, conv_states and y have one type, FLOAT16 or BF16. query_start_loc, cache_indices,
+    num_accepted_tokens, num_computed_tokens, block_idx_first_scheduled_token,
+    block_idx_last_scheduled_token and initial_state_idx are INT32."""
     yield from causal_conv1d.types(call, _WHOLE)
 
 
@@ -88,14 +91,17 @@ def unread(call: CheckedNode) -> Iterator[Diagnostic]:
     """bias and initial_state_mode are absent: the operator does not read them."""
     for name in ("bias", "initial_state_mode"):
         if call[name] is not None:
-            yield Diagnostic(name, f"{name} is given, expected none: the operator does not read it", "document")
+            yield Diagnostic(
+                name, f"{name} is given, expected none: the operator does not read it", "document"
+            )
 
 
 @rules(6)
 def shapes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """x is [B,S,dim], or [T,dim] with query_start_loc [B+1]. weight is [3,dim], and conv_states [lines,length,dim].
-    num_accepted_tokens, num_computed_tokens, block_idx_first_scheduled_token, block_idx_last_scheduled_token and
-    initial_state_idx are [B]. B is 1 to 256. cache_indices is [B], or [B,blocks] with prefix caching."""
+    """x is [B,S,dim], or [T,dim] with query_start_loc [B+1]. weight is [3,dim], and conv_states
+    [lines,length,dim]. num_accepted_tokens, num_computed_tokens, block_idx_first_scheduled_token,
+    block_idx_last_scheduled_token and initial_state_idx are [B]. B is 1 to 256. cache_indices is
+    [B], or [B,blocks] with prefix caching."""
     yield from causal_conv1d.shapes(call, _ROWS, MOST_SEQUENCES)
     sizes = causal_conv1d.sizes_of(call)
     if sizes is None:
@@ -104,7 +110,9 @@ def shapes(call: CheckedNode) -> Iterator[Diagnostic]:
         yield from shape_is("cache_indices", call["cache_indices"], (sizes.b, None))
         blocks = shape_of(call["cache_indices"], 2)[1]
         if isinstance(blocks, int) and not 1 <= blocks <= MOST_BLOCKS:
-            message = f"cache_indices has {number(blocks)} blocks, expected 1 to {number(MOST_BLOCKS)}"
+            message = (
+                f"cache_indices has {number(blocks)} blocks, expected 1 to {number(MOST_BLOCKS)}"
+            )
             yield Diagnostic("cache_indices", message, "document")
     else:
         yield from shape_is("cache_indices", call["cache_indices"], (sizes.b,))
@@ -112,8 +120,9 @@ def shapes(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(7)
 def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """weight has 3 rows. dim of x is 64 to 16384 and a multiple of 16. S is 1 to 8, and a line of conv_states has S+1
-    tokens or more. T is 1 to 1048576. max_query_len is the length of the longest sequence if the tokens are packed."""
+    """weight has 3 rows. dim of x is 64 to 16384 and a multiple of 16. S is 1 to 8, and a line of
+    conv_states has S+1 tokens or more. T is 1 to 1048576. max_query_len is the length of the
+    longest sequence if the tokens are packed."""
     found = causal_conv1d.sizes_of(call)
     if found is None:
         return
@@ -122,19 +131,29 @@ def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
     yield from causal_conv1d.channels(found)
     yield from causal_conv1d.states(call, found)
     if isinstance(found.s, int) and found.s > SHORT:
-        yield Diagnostic("x", f"x has {number(found.s)} tokens in a sequence, expected 1 to {SHORT}")
-    elif isinstance(found.s, int) and isinstance(found.state_length, int) and found.state_length < found.s + 1:
+        yield Diagnostic(
+            "x", f"x has {number(found.s)} tokens in a sequence, expected 1 to {SHORT}"
+        )
+    elif (
+        isinstance(found.s, int)
+        and isinstance(found.state_length, int)
+        and found.state_length < found.s + 1
+    ):
         message = f"conv_states has {found.state_length} tokens in a line, expected at least {found.s + 1}"
         yield Diagnostic("conv_states", message)
     yield from _longest(call, found)
 
 
 def _longest(call: CheckedNode, found: causal_conv1d.ConvolutionSizes) -> Iterator[Diagnostic]:
-    """max_query_len is 1 or more with packed tokens, and the length of the longest sequence where that is known."""
+    """max_query_len is 1 or more with packed tokens, and the length of the longest sequence where
+    that is known."""
     given = call.attr("max_query_len")
     lengths = causal_conv1d.sequence_lengths(call, found) if found.packed else None
     if found.packed and given < 1:
-        yield Diagnostic("max_query_len", f"max_query_len is {number(given)}, expected 1 or more with packed tokens")
+        yield Diagnostic(
+            "max_query_len",
+            f"max_query_len is {number(given)}, expected 1 or more with packed tokens",
+        )
     elif lengths and max(lengths) != given:
         message = f"max_query_len is {number(given)}, expected {number(max(lengths))}, the longest sequence"
         yield Diagnostic("max_query_len", message, "document")
@@ -142,9 +161,9 @@ def _longest(call: CheckedNode, found: causal_conv1d.ConvolutionSizes) -> Iterat
 
 @rules(8)
 def prefix_caching(call: CheckedNode) -> Iterator[Diagnostic]:
-    """With one of block_idx_first_scheduled_token, block_idx_last_scheduled_token and initial_state_idx the others are
-    given, too, and so are cache_indices and num_computed_tokens. block_size is then 2 or more. With conv_mode 1
-    num_computed_tokens is given."""
+    """With one of block_idx_first_scheduled_token, block_idx_last_scheduled_token and
+    initial_state_idx the others are given, too, and so are cache_indices and num_computed_tokens.
+    block_size is then 2 or more. With conv_mode 1 num_computed_tokens is given."""
     needed = (*BLOCKS, "cache_indices", "num_computed_tokens") if _keeps_blocks(call) else ()
     if call.attr("conv_mode") == 1:
         needed = ("num_computed_tokens", *needed)
@@ -153,14 +172,17 @@ def prefix_caching(call: CheckedNode) -> Iterator[Diagnostic]:
             beside = "with prefix caching" if _keeps_blocks(call) else "with conv_mode 1"
             yield Diagnostic(name, f"{name} is absent {beside}, expected one", code=NULLPTR)
     if _keeps_blocks(call) and call.attr("block_size") < 2:
-        yield Diagnostic("block_size", f"block_size is {call.attr('block_size')}, expected 2 or more")
+        yield Diagnostic(
+            "block_size", f"block_size is {call.attr('block_size')}, expected 2 or more"
+        )
 
 
 @rules(9)
 def contents(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query_start_loc begins with 0, rises, and ends with T. cache_indices names lines of conv_states, each once, or
-    pad_slot_id. num_computed_tokens is 0 or more. num_accepted_tokens is 1 to the length of the sequence, and of a line
-    without 1. The blocks of a sequence fit together, and the one that it reads has a line."""
+    """query_start_loc begins with 0, rises, and ends with T. cache_indices names lines of
+    conv_states, each once, or pad_slot_id. num_computed_tokens is 0 or more. num_accepted_tokens is
+    1 to the length of the sequence, and of a line without 1. The blocks of a sequence fit together,
+    and the one that it reads has a line."""
     found = causal_conv1d.sizes_of(call)
     if found is None:
         return
@@ -169,9 +191,14 @@ def contents(call: CheckedNode) -> Iterator[Diagnostic]:
     for name in ("num_computed_tokens", *BLOCKS):
         if min(call.content(name) or (0,)) < 0:
             yield Diagnostic(name, f"{name} has a negative entry, expected 0 or more", "document")
-    lengths, accepted = causal_conv1d.sequence_lengths(call, found), call.content("num_accepted_tokens")
+    lengths, accepted = (
+        causal_conv1d.sequence_lengths(call, found),
+        call.content("num_accepted_tokens"),
+    )
     for length, count in zip(lengths or (), accepted or (), strict=False):
-        most = min(length, found.state_length - 1) if isinstance(found.state_length, int) else length
+        most = (
+            min(length, found.state_length - 1) if isinstance(found.state_length, int) else length
+        )
         if not 1 <= count <= most:
             message = f"num_accepted_tokens has {number(count)}, expected 1 to {number(most)}"
             yield Diagnostic("num_accepted_tokens", message, "document")
@@ -180,14 +207,18 @@ def contents(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def _block_numbers(call: CheckedNode) -> Iterator[Diagnostic]:
-    """The first block is not behind the last one, the state is read from at most the block behind the first and from
-    none behind the last, and the last is a block of cache_indices."""
+    """The first block is not behind the last one, the state is read from at most the block behind
+    the first and from none behind the last, and the last is a block of cache_indices."""
     first, last, initial = (call.content(name) for name in BLOCKS)
     blocks = shape_of(call["cache_indices"], 2)[1]
     if first is None or last is None or initial is None:
         return
     for one, other, read in zip(first, last, initial, strict=False):
-        if one > other or read > min(one + 1, other) or (isinstance(blocks, int) and other >= blocks):
+        if (
+            one > other
+            or read > min(one + 1, other)
+            or (isinstance(blocks, int) and other >= blocks)
+        ):
             message = f"{BLOCKS[1]} has {number(other)} beside {number(one)} and {number(read)}, which do not fit"
             yield Diagnostic(BLOCKS[1], message, "document")
             return
@@ -203,7 +234,9 @@ def _read_lines(call: CheckedNode, initial: list[int], last: list[int]) -> Itera
     for sequence, (read, write, begun) in enumerate(zip(initial, last, computed, strict=False)):
         row = lines[sequence * blocks : (sequence + 1) * blocks]
         if begun and 0 <= read <= write < len(row) and row[read] == skipped != row[write]:
-            message = f"{BLOCKS[2]} names a block without a line, expected one that is not {skipped}"
+            message = (
+                f"{BLOCKS[2]} names a block without a line, expected one that is not {skipped}"
+            )
             yield Diagnostic(BLOCKS[2], message, "document")
             return
 
@@ -213,8 +246,11 @@ def _keeps_blocks(call: CheckedNode) -> bool:
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """y has the shape and type of x. conv_states has its shape and type as input, and is changed in place."""
+    """y has the shape and type of x. conv_states has its shape and type as input, and is changed in
+    place."""
     return causal_conv1d.infer(inputs)
 
 
-OPERATOR = Operator(variants=(OPDEF.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=CpuKernel())
+OPERATOR = Operator(
+    variants=(OPDEF.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=CpuKernel()
+)

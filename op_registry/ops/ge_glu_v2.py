@@ -1,7 +1,7 @@
 """GeGluV2: splits a tensor in two halves, and multiplies Gelu of one of them by the other.
 
-Its constraints are GG.1 to GG.5. The kernels compute Gelu in float32 and round it to the type of x, which gives the
-second output, and then multiply.
+Its constraints are GG.1 to GG.5. The kernels compute Gelu in float32 and round it to the type of x,
+which gives the second output, and then multiply.
 """
 
 from __future__ import annotations
@@ -91,4 +91,10 @@ def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
     return {"y": half, "gelu": half}
 
 
-OPERATOR = Operator(variants=(CURRENT.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=None, is_attention=False)
+OPERATOR = Operator(
+    variants=(CURRENT.OP_END_FACTORY_REG(),),
+    infer=infer,
+    rules=rules,
+    kernel=None,
+    is_attention=False,
+)

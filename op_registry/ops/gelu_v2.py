@@ -1,7 +1,7 @@
 """GeluV2: multiplies each number by the share of a normal distribution below it.
 
-Its constraints are GV.1 and GV.2. The open sources have the kernels of 950, which compute in float32 and round once.
-Those of the other products are part of CANN only.
+Its constraints are GV.1 and GV.2. The open sources have the kernels of 950, which compute in
+float32 and round once. Those of the other products are part of CANN only.
 """
 
 from __future__ import annotations
@@ -68,4 +68,10 @@ def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
     return {"y": TensorInfo(inputs["x"].dtype, inputs["x"].shape)}
 
 
-OPERATOR = Operator(variants=(CURRENT.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=None, is_attention=False)
+OPERATOR = Operator(
+    variants=(CURRENT.OP_END_FACTORY_REG(),),
+    infer=infer,
+    rules=rules,
+    kernel=None,
+    is_attention=False,
+)

@@ -1,8 +1,8 @@
 """GemmaRmsNorm: divides rows by their root mean square, and multiplies them by a weight plus one.
 
-Its constraints are GRN.1 to GRN.5. The normalised axes are those of gamma, which are the last ones of x. The kernels
-add the one in float32 and round y once. Nothing becomes GemmaRmsNorm: an RMSNorm whose weight is a constant plus one
-becomes RmsNorm, with the sum as its weight.
+Its constraints are GRN.1 to GRN.5. The normalised axes are those of gamma, which are the last ones
+of x. The kernels add the one in float32 and round y once. Nothing becomes GemmaRmsNorm: an RMSNorm
+whose weight is a constant plus one becomes RmsNorm, with the sum as its weight.
 """
 
 from __future__ import annotations
@@ -66,7 +66,11 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
     x, gamma = call.dtype("x"), call.dtype("gamma")
     wide = call.product is None or call.on("950")
     if x and gamma and gamma != x and not (wide and gamma == "DT_FLOAT"):
-        yield Diagnostic("gamma", f"gamma is {gamma}, expected {x} as x{', or DT_FLOAT' if wide else ''}", "aclnn")
+        yield Diagnostic(
+            "gamma",
+            f"gamma is {gamma}, expected {x} as x{', or DT_FLOAT' if wide else ''}",
+            "aclnn",
+        )
 
 
 @rules(2)
@@ -96,4 +100,10 @@ def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
     return {"y": TensorInfo(x.dtype, x.shape), "rstd": norms.reciprocal(x, inputs["gamma"])}
 
 
-OPERATOR = Operator(variants=(CURRENT.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=None, is_attention=False)
+OPERATOR = Operator(
+    variants=(CURRENT.OP_END_FACTORY_REG(),),
+    infer=infer,
+    rules=rules,
+    kernel=None,
+    is_attention=False,
+)

@@ -1,8 +1,8 @@
 """InterleaveRope: sorts a head into its elements of even and of odd places, and rotates the halves.
 
-It computes what RotaryPositionEmbedding computes in mode 3, for heads of 64. Its constraints are ILR.1 and ILR.2. The
-kernels compute in float32 and round once. The prototype calls the operator experimental. Nothing becomes it, because
-RotaryPositionEmbedding and ApplyRotaryPosEmb are made.
+It computes what RotaryPositionEmbedding computes in mode 3, for heads of 64. Its constraints are
+ILR.1 and ILR.2. The kernels compute in float32 and round once. The prototype calls the operator
+experimental. Nothing becomes it, because RotaryPositionEmbedding and ApplyRotaryPosEmb are made.
 """
 
 from __future__ import annotations
@@ -72,4 +72,10 @@ def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
     return {"y": TensorInfo(inputs["x"].dtype, inputs["x"].shape)}
 
 
-OPERATOR = Operator(variants=(CURRENT.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=None, is_attention=False)
+OPERATOR = Operator(
+    variants=(CURRENT.OP_END_FACTORY_REG(),),
+    infer=infer,
+    rules=rules,
+    kernel=None,
+    is_attention=False,
+)

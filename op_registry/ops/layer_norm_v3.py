@@ -1,9 +1,11 @@
-"""LayerNormV3: subtracts the mean of rows, divides them by their deviation, and multiplies them by a weight.
+"""LayerNormV3: subtracts the mean of rows, divides them by their deviation, and multiplies them by
+a weight.
 
-Its constraints are LNT.1 to LNT.5. The axes of x from `begin_norm_axis` on are normalised. gamma and beta have the axes
-from `begin_params_axis` on. The open sources have the kernels of 950; those of the other products are part of CANN
-only. Where nodes become an operator of this kind, it is LayerNormV4, which is told the normalised sizes in place of the
-axes. A LayerNormalization whose mean or deviation is read becomes LayerNormV3 in an `.air` file.
+Its constraints are LNT.1 to LNT.5. The axes of x from `begin_norm_axis` on are normalised. gamma
+and beta have the axes from `begin_params_axis` on. The open sources have the kernels of 950; those
+of the other products are part of CANN only. Where nodes become an operator of this kind, it is
+LayerNormV4, which is told the normalised sizes in place of the axes. A LayerNormalization whose
+mean or deviation is read becomes LayerNormV3 in an `.air` file.
 """
 
 from __future__ import annotations
@@ -76,32 +78,44 @@ rules = Rules("LNT", typed=("x", "gamma", "beta"))
 
 @rules(1)
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
-    """x is float32, float16 or bfloat16. gamma and beta have one type, which is that of x, or float32."""
+    """x is float32, float16 or bfloat16. gamma and beta have one type, which is that of x, or
+    float32."""
     yield from norms.float_type(call, "x")
     yield from norms.weight_types(call, ("gamma", "beta"), call.dtype("x"))
 
 
 @rules(2)
 def axes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """begin_norm_axis and begin_params_axis are axes of x; they may count from its end. x has an axis."""
+    """begin_norm_axis and begin_params_axis are axes of x; they may count from its end. x has an
+    axis."""
     rank = call.rank("x")
     if rank == 0:
         yield Diagnostic("x", "x has rank 0, expected at least 1", "document")
     elif rank is not None:
         for name in AXES:
             if not -rank <= call.attr(name) < rank:
-                yield Diagnostic(name, f"{name} is {call.attr(name)}, expected {-rank} to {rank - 1}")
+                yield Diagnostic(
+                    name, f"{name} is {call.attr(name)}, expected {-rank} to {rank - 1}"
+                )
 
 
 @rules(3)
 def one_axis(call: CheckedNode) -> Iterator[Diagnostic]:
     """On 950 before CANN 9.2, begin_norm_axis and begin_params_axis are the same axis."""
     rank = call.rank("x")
-    if call.spec.variant != FIRST.spec.variant or not call.on("950") or rank is None or any(axes(call)):
+    if (
+        call.spec.variant != FIRST.spec.variant
+        or not call.on("950")
+        or rank is None
+        or any(axes(call))
+    ):
         return
     norm, params = (call.attr(name) % rank for name in AXES)
     if norm != params:
-        yield Diagnostic("begin_params_axis", f"begin_params_axis is {params}, expected {norm} as begin_norm_axis")
+        yield Diagnostic(
+            "begin_params_axis",
+            f"begin_params_axis is {params}, expected {norm} as begin_norm_axis",
+        )
 
 
 @rules(4)
@@ -120,7 +134,8 @@ def elements(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """y has the type and shape of x. mean and rstd have the type of gamma, and size 1 along the normalised axes."""
+    """y has the type and shape of x. mean and rstd have the type of gamma, and size 1 along the
+    normalised axes."""
     x, begin, rows = inputs["x"], attrs["begin_norm_axis"], None
     if x.shape is not None and -len(x.shape) <= begin < len(x.shape):
         first = begin % len(x.shape)
@@ -130,7 +145,10 @@ def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
 
 
 OPERATOR = Operator(
-    variants=(_with_products(FIRST).OP_END_FACTORY_REG(), _with_products(CURRENT).OP_END_FACTORY_REG()),
+    variants=(
+        _with_products(FIRST).OP_END_FACTORY_REG(),
+        _with_products(CURRENT).OP_END_FACTORY_REG(),
+    ),
     infer=infer,
     rules=rules,
     kernel=None,

@@ -1,7 +1,8 @@
-"""LayerNormV4: subtracts the mean of rows, divides them by their deviation, and multiplies them by a weight.
+"""LayerNormV4: subtracts the mean of rows, divides them by their deviation, and multiplies them by
+a weight.
 
-Its constraints are LN.1 to LN.7. `normalized_shape` holds the sizes of the last axes of x, which are normalised. The
-kernels compute in float32 and round y once.
+Its constraints are LN.1 to LN.7. `normalized_shape` holds the sizes of the last axes of x, which
+are normalised. The kernels compute in float32 and round y once.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ rules = Rules("LN", typed=("x", "gamma", "beta"))
 
 @rules(1)
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
-    """x is float32, float16 or bfloat16. gamma and beta have one type, which is that of x, or float32."""
+    """x is float32, float16 or bfloat16. gamma and beta have one type, which is that of x, or
+    float32."""
     yield from norms.float_type(call, "x")
     yield from norms.weight_types(call, ("gamma", "beta"), call.dtype("x"))
 
@@ -96,7 +98,9 @@ def ranks(call: CheckedNode) -> Iterator[Diagnostic]:
     elif (own := call.rank("normalized_shape")) is not None and own > 1:
         yield Diagnostic("normalized_shape", f"normalized_shape has rank {own}, expected 0 or 1")
     elif count is not None and not 1 <= count <= (norms.MOST_AXES if rank is None else rank):
-        yield Diagnostic("normalized_shape", f"normalized_shape has {count} numbers, expected 1 to {rank or 8}")
+        yield Diagnostic(
+            "normalized_shape", f"normalized_shape has {count} numbers, expected 1 to {rank or 8}"
+        )
 
 
 @rules(3)
@@ -104,7 +108,9 @@ def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
     """normalized_shape holds the sizes of the last axes of x."""
     last, content = _last(call), call.content("normalized_shape")
     if last is not None and content is not None and any(map(differ, content, last)):
-        message = f"normalized_shape is {text(tuple(content))}, expected {text(last)} as the end of x"
+        message = (
+            f"normalized_shape is {text(tuple(content))}, expected {text(last)} as the end of x"
+        )
         yield Diagnostic("normalized_shape", message)
 
 
@@ -133,7 +139,9 @@ def short_rows(call: CheckedNode) -> Iterator[Diagnostic]:
     if not call.on("310P") or last is None or len(known) != len(last):
         return
     if (count := prod(known)) > MOST_ON_310P or count % ALIGNED_ON_310P == 0:
-        yield Diagnostic("x", f"a row of x holds {count} numbers, expected at most 64 and no multiple of 16")
+        yield Diagnostic(
+            "x", f"a row of x holds {count} numbers, expected at most 64 and no multiple of 16"
+        )
 
 
 def _count(call: CheckedNode) -> int | None:
@@ -154,7 +162,8 @@ def _last(call: CheckedNode) -> tuple[int | str | None, ...] | None:
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """y has the type and shape of x. mean and rstd are float32 and have size 1 along the normalised axes."""
+    """y has the type and shape of x. mean and rstd are float32 and have size 1 along the normalised
+    axes."""
     x, given = inputs["x"], inputs["normalized_shape"].shape
     first = 1 if given == () else next(iter(given or (None,)))
     rows = TensorInfo("DT_FLOAT")
@@ -164,4 +173,10 @@ def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
     return {"y": TensorInfo(x.dtype, x.shape), "mean": rows, "rstd": rows}
 
 
-OPERATOR = Operator(variants=(CURRENT.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=None, is_attention=False)
+OPERATOR = Operator(
+    variants=(CURRENT.OP_END_FACTORY_REG(),),
+    infer=infer,
+    rules=rules,
+    kernel=None,
+    is_attention=False,
+)

@@ -73,14 +73,16 @@ def _sizes(call: CheckedNode) -> SparseSizes | None:
 
 @rules(1)
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query and key have one type. The weights have this type or, in the prototype of Ascend 950, FLOAT."""
+    """query and key have one type. The weights have this type or, in the prototype of Ascend 950,
+    FLOAT."""
     yield from sparse.equal_halfs(call, ("query", "key"), ("sparse_values",))
     yield from sparse.weights(call, "weights")
 
 
 @rules(2)
 def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """There are 64 index heads of size 128, one key head, and one weight for each token and index head."""
+    """There are 64 index heads of size 128, one key head, and one weight for each token and index
+    head."""
     sizes = _sizes(call)
     if sizes is None:
         return
@@ -92,7 +94,9 @@ def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 rules.shared(
-    3, "layouts", partial(sparse.layouts, query="layout_query", key="layout_key", rows=("query",), keys=("key",))
+    3,
+    "layouts",
+    partial(sparse.layouts, query="layout_query", key="layout_key", rows=("query",), keys=("key",)),
 )
 
 
@@ -102,7 +106,11 @@ def count(call: CheckedNode) -> Iterator[Diagnostic]:
     value = call.attr("sparse_count")
     if not 1 <= value <= 2048:
         message = f"sparse_count is {value}, expected 1 to 2048"
-        yield Diagnostic("sparse_count", message, extension=sparse.SIZES if 0 < value <= sparse.INT32_MAX else None)
+        yield Diagnostic(
+            "sparse_count",
+            message,
+            extension=sparse.SIZES if 0 < value <= sparse.INT32_MAX else None,
+        )
 
 
 rules.shared(5, "mode", partial(sparse.mode, wanted=sparse.INT64_MAX, stage="tiling"))
@@ -128,13 +136,15 @@ def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """sparse_indices has sparse_count entries for each query token. sparse_values has their scores, or is empty, [0],
-    without return_values."""
+    """sparse_indices has sparse_count entries for each query token. sparse_values has their scores,
+    or is empty, [0], without return_values."""
     sizes = checked_sizes(inputs, attrs["layout_query"], attrs["layout_key"], ("query",), ("key",))
     selected = (*sizes.queries, sizes.n2, attrs["sparse_count"])
     return {
         "sparse_indices": TensorInfo("DT_INT32", selected),
-        "sparse_values": TensorInfo(inputs["query"].dtype, selected if attrs["return_values"] else (0,)),
+        "sparse_values": TensorInfo(
+            inputs["query"].dtype, selected if attrs["return_values"] else (0,)
+        ),
     }
 
 

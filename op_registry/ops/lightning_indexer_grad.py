@@ -1,7 +1,7 @@
 """LightningIndexerGrad: the backward pass of the index scores.
 
-The prototype spells attribute names in camelCase, and misspells the last one. The constraints are LIG.1 to LIG.7, in
-the order of the project's list. The products are A2 and A3.
+The prototype spells attribute names in camelCase, and misspells the last one. The constraints are
+LIG.1 to LIG.7, in the order of the project's list. The products are A2 and A3.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ OPDEF = (
 _LENGTHS = ("actual_seq_lengths_query", "actual_seq_lengths_key")
 MAX_B = 1024
 
-rules = Rules("LIG", typed=("query", "key", "dy", "weights", "dq", "dk", "dweights", "sparse_indices"))
+rules = Rules(
+    "LIG", typed=("query", "key", "dy", "weights", "dq", "dk", "dweights", "sparse_indices")
+)
 
 
 @rules(1)
@@ -87,15 +89,18 @@ def heads(call: CheckedNode) -> Iterator[Diagnostic]:
         return
     yield from sparse.head_groups(call, sizes, index=True)
     if differ(call.attr("headNum"), sizes.n1):
-        yield Diagnostic("headNum", f"headNum is {call.attr('headNum')}, expected {sizes.n1}, the head count of query")
+        yield Diagnostic(
+            "headNum",
+            f"headNum is {call.attr('headNum')}, expected {sizes.n1}, the head count of query",
+        )
     yield from sparse.shaped(call, "weights", (*sizes.queries, sizes.n1))
     yield from sparse.one_of("query", "the head count", sizes.n1, (64,))
 
 
 @rules(4)
 def selected(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Each list has 2048 entries. dy has one number for each entry; the document wrongly gives it the shape of
-    query."""
+    """Each list has 2048 entries. dy has one number for each entry; the document wrongly gives it
+    the shape of query."""
     sizes = sparse.sizes_of(call)
     if sizes is None:
         return
@@ -132,14 +137,18 @@ def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
         return
     for name in _LENGTHS:
         if call[name] is not None:
-            yield Diagnostic(name, f"{name} is given although layout is {call.attr('layout')}, expected none")
+            yield Diagnostic(
+                name, f"{name} is given although layout is {call.attr('layout')}, expected none"
+            )
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
     """Each gradient has the type and shape of its input."""
     checked_sizes(inputs, attrs["layout"], attrs["layout"], ("query",), ("key",))
     return {
-        gradient: TensorInfo(inputs[name].dtype, inputs[name].shape) if name in inputs else TensorInfo("")
+        gradient: TensorInfo(inputs[name].dtype, inputs[name].shape)
+        if name in inputs
+        else TensorInfo("")
         for gradient, name in (("dq", "query"), ("dk", "key"), ("dweights", "weights"))
     }
 

@@ -1,9 +1,10 @@
 """PromptFlashAttention: attention of a whole prompt (prefill).
 
-Its constraints are PFA.1 to PFA.11. PFA.1 to PFA.6 are those of the project's constraints list, drawn from the
-operator's document and tiling. PFA.5 (empty tensors) and PFA.6 (torch on 950) refuse nothing, so they have no rules.
-PFA.7 states the further limits of 310P. PFA.8 to PFA.11 are the checks that it shares with FusedInferAttentionScore,
-which uses PromptFlashAttention for queries of more than one row.
+Its constraints are PFA.1 to PFA.11. PFA.1 to PFA.6 are those of the project's constraints list,
+drawn from the operator's document and tiling. PFA.5 (empty tensors) and PFA.6 (torch on 950) refuse
+nothing, so they have no rules. PFA.7 states the further limits of 310P. PFA.8 to PFA.11 are the
+checks that it shares with FusedInferAttentionScore, which uses PromptFlashAttention for queries of
+more than one row.
 """
 
 from __future__ import annotations
@@ -85,7 +86,12 @@ CURRENT = (
     .OPTIONAL_INPUT("quant_scale2", "DT_FLOAT32, DT_BF16")
     .OPTIONAL_INPUT("quant_offset2", "DT_FLOAT32, DT_BF16")
     .OUTPUT("attention_out", "DT_FLOAT16, DT_INT8, DT_BF16")
-    .ATTR("pre_tokens", "Int", MISTYPED, note="a typing error for 2147483647 that every header registers")
+    .ATTR(
+        "pre_tokens",
+        "Int",
+        MISTYPED,
+        note="a typing error for 2147483647 that every header registers",
+    )
     .ATTR("num_key_value_heads", "Int", 0)
     .PRODUCT(
         "ascend910b ascend910_93 mc62cm12a ascend910_95",
@@ -136,7 +142,15 @@ CURRENT = (
 
 rules = Rules(
     "PFA",
-    typed=("query", "key", "value", "pse_shift", "atten_mask", "actual_seq_lengths", "actual_seq_lengths_kv"),
+    typed=(
+        "query",
+        "key",
+        "value",
+        "pse_shift",
+        "atten_mask",
+        "actual_seq_lengths",
+        "actual_seq_lengths_kv",
+    ),
     drops_empty=True,
 )
 
@@ -169,10 +183,13 @@ rules.shared(3, "mask", prefill.mask)
 
 @rules(4)
 def int8_results(call: CheckedNode) -> Iterator[Diagnostic]:
-    """An INT8 result needs quant_scale2, and each of its rows has a key. An INT8 query needs its three scales."""
+    """An INT8 result needs quant_scale2, and each of its rows has a key. An INT8 query needs its
+    three scales."""
     out = call.outputs.get("attention_out")
     if out is not None and out.dtype == "DT_INT8" and call["quant_scale2"] is None:
-        yield Diagnostic("quant_scale2", "quant_scale2 is absent, expected with an INT8 attention_out")
+        yield Diagnostic(
+            "quant_scale2", "quant_scale2 is absent, expected with an INT8 attention_out"
+        )
     if call.dtype("query") == "DT_INT8":
         for name in _INT8_CHAIN:
             if call[name] is None:
@@ -184,7 +201,8 @@ def int8_results(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(7)
 def on_310p(call: CheckedNode) -> Iterator[Diagnostic]:
-    """310P takes sparse_mode 0 with a boolean mask. It takes no head groups, no bias and nothing quantised."""
+    """310P takes sparse_mode 0 with a boolean mask. It takes no head groups, no bias and nothing
+    quantised."""
     if not call.on("310P"):
         return
     for name, allowed in (
@@ -204,7 +222,9 @@ def on_310p(call: CheckedNode) -> Iterator[Diagnostic]:
             yield Diagnostic(name, f"{name} is given, expected none on 310P", "document")
     if call.dtype("atten_mask") not in (None, "DT_BOOL"):
         yield Diagnostic(
-            "atten_mask", f"atten_mask is {call.dtype('atten_mask')}, expected DT_BOOL on 310P", "document"
+            "atten_mask",
+            f"atten_mask is {call.dtype('atten_mask')}, expected DT_BOOL on 310P",
+            "document",
         )
 
 
@@ -234,7 +254,8 @@ def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
 
 
 def _type_rows() -> tuple[TypeRow, ...]:
-    """Results are int8 if quant_scale2 is given, otherwise they have the type of query (float16 for int8)."""
+    """Results are int8 if quant_scale2 is given, otherwise they have the type of query (float16 for
+    int8)."""
     others = (ANY,) * (prefill.QUANT_SCALE2_PLACE - 1)
     return tuple(
         type_row((query, *others, scale, ANY), 12, out if scale == ABSENT else "int8")
@@ -244,7 +265,11 @@ def _type_rows() -> tuple[TypeRow, ...]:
 
 
 OPERATOR = Operator(
-    variants=(FIRST.OP_END_FACTORY_REG(), EXPERIMENT.OP_END_FACTORY_REG(), CURRENT.OP_END_FACTORY_REG()),
+    variants=(
+        FIRST.OP_END_FACTORY_REG(),
+        EXPERIMENT.OP_END_FACTORY_REG(),
+        CURRENT.OP_END_FACTORY_REG(),
+    ),
     infer=infer,
     rules=rules,
     kernel=CpuKernel(

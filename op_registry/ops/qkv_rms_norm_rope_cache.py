@@ -1,13 +1,15 @@
-"""QkvRmsNormRopeCache: RMSNorm and rotary positions of query and key out of one product, which go to q_out and caches.
+"""QkvRmsNormRopeCache: RMSNorm and rotary positions of query and key out of one product, which go
+to q_out and caches.
 
-A row of qkv is one token: its query heads, its key heads and its value heads. The heads of query and key are
-normalised with a weight each, and all of a head is rotated, whose halves are the pairs. k_cache and v_cache get the row
-of a token at its entry of index, which counts the places of all pages; -1 writes nothing. Their memory is that of NZ.
-What goes into a cache of INT8 is divided by a scale and moved by an offset.
+A row of qkv is one token: its query heads, its key heads and its value heads. The heads of query
+and key are normalised with a weight each, and all of a head is rotated, whose halves are the pairs.
+k_cache and v_cache get the row of a token at its entry of index, which counts the places of all
+pages; -1 writes nothing. Their memory is that of NZ. What goes into a cache of INT8 is divided by a
+scale and moved by an offset.
 
-The outputs q_out, k_cache and v_cache are the inputs of these names, changed in place. The others are what is written,
-before it is quantised, if is_output_qkv is set; otherwise their numbers mean nothing. Its constraints are QRC.1 to
-QRC.11.
+The outputs q_out, k_cache and v_cache are the inputs of these names, changed in place. The others
+are what is written, before it is quantised, if is_output_qkv is set; otherwise their numbers mean
+nothing. Its constraints are QRC.1 to QRC.11.
 """
 
 from __future__ import annotations
@@ -92,8 +94,8 @@ rules = Rules("QRC", typed=(*_WIDE, "index", *_CACHES, *_NUMBERS))
 
 @rules(1)
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
-    """qkv, q_gamma, k_gamma, cos, sin, q_out and the last three outputs have one type, FLOAT16 or BF16. index is INT64,
-    and scales and offsets are FLOAT."""
+    """qkv, q_gamma, k_gamma, cos, sin, q_out and the last three outputs have one type, FLOAT16 or
+    BF16. index is INT64, and scales and offsets are FLOAT."""
     yield from one_type(call, (*_WIDE, *_SHOWN), HALFS)
     yield from fixed_types(call, {"index": "DT_INT64", **dict.fromkeys(_NUMBERS, "DT_FLOAT")})
 
@@ -105,7 +107,11 @@ def cache_types(call: CheckedNode) -> Iterator[Diagnostic]:
     legal = (wide,) if wide in HALFS else HALFS
     for name in _CACHES:
         if (own := call.dtype(name)) and own not in (*legal, "DT_INT8"):
-            yield Diagnostic(name, f"{name} is {own}, expected {' or '.join(map(str, legal))} or DT_INT8", "aclnn")
+            yield Diagnostic(
+                name,
+                f"{name} is {own}, expected {' or '.join(map(str, legal))} or DT_INT8",
+                "aclnn",
+            )
 
 
 rules.values(3, "cache_mode", ("PA_NZ",), "document")
@@ -114,35 +120,42 @@ rules.values(4, "is_output_qkv", (False,), "document")
 
 @rules(5)
 def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """qkv_size has four numbers of at least 1, of which the last is 128. head_nums has three of at least 1. Their sum
-    is the third of qkv_size. Key and value have one number of heads."""
+    """qkv_size has four numbers of at least 1, of which the last is 128. head_nums has three of at
+    least 1. Their sum is the third of qkv_size. Key and value have one number of heads."""
     whole, heads = call.attr("qkv_size"), call.attr("head_nums")
     if len(whole) != 4 or min(whole) < 1:
-        yield Diagnostic("qkv_size", f"qkv_size is {list(whole)}, expected four numbers of at least 1")
+        yield Diagnostic(
+            "qkv_size", f"qkv_size is {list(whole)}, expected four numbers of at least 1"
+        )
     elif whole[3] != WIDTH:
         yield Diagnostic("qkv_size", f"qkv_size ends with {whole[3]}, expected {WIDTH}")
     elif len(heads) != 3 or min(heads) < 1 or heads[1] != heads[2] or sum(heads) != whole[2]:
-        wanted = f"heads of query, key and value with the sum {whole[2]}, as many of value as of key"
+        wanted = (
+            f"heads of query, key and value with the sum {whole[2]}, as many of value as of key"
+        )
         yield Diagnostic("head_nums", f"head_nums is {list(heads)}, expected {wanted}")
 
 
 @rules(6)
 def shapes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """qkv is [B*S,N*D], q_gamma and k_gamma are [D], cos and sin [B*S,D], index is [B*S] and q_out [B*S,Nq*D]."""
+    """qkv is [B*S,N*D], q_gamma and k_gamma are [D], cos and sin [B*S,D], index is [B*S] and q_out
+    [B*S,Nq*D]."""
     if any(sizes(call)):
         return
     batch, tokens, heads, width = call.attr("qkv_size")
     rows, query = batch * tokens, call.attr("head_nums")[0] * width
     expected = {"qkv": (rows, heads * width), "index": (rows,), "q_out": (rows, query)}
-    expected |= dict.fromkeys(("q_gamma", "k_gamma"), (width,)) | dict.fromkeys(("cos", "sin"), (rows, width))
+    expected |= dict.fromkeys(("q_gamma", "k_gamma"), (width,)) | dict.fromkeys(
+        ("cos", "sin"), (rows, width)
+    )
     for name, shape in expected.items():
         yield from shape_is(name, call[name], shape)
 
 
 @rules(7)
 def caches(call: CheckedNode) -> Iterator[Diagnostic]:
-    """A cache is [pages,Nk*D/16,size,16], or with 32 in place of 16 if it is of INT8. Both have as many pages, of one
-    size, which is a multiple of 16, or of 32 if one of them is of INT8."""
+    """A cache is [pages,Nk*D/16,size,16], or with 32 in place of 16 if it is of INT8. Both have as
+    many pages, of one size, which is a multiple of 16, or of 32 if one of them is of INT8."""
     if any(sizes(call)):
         return
     heads, width = call.attr("head_nums")[1], call.attr("qkv_size")[3]
@@ -156,7 +169,9 @@ def caches(call: CheckedNode) -> Iterator[Diagnostic]:
         yield Diagnostic("v_cache", f"{found}, expected {text((pages, size))} as k_cache")
     part = 32 if any(narrow.values()) else 16
     if no_multiple(size, part):
-        yield Diagnostic("k_cache", f"k_cache has pages of {size} tokens, expected a multiple of {part}")
+        yield Diagnostic(
+            "k_cache", f"k_cache has pages of {size} tokens, expected a multiple of {part}"
+        )
 
 
 @rules(8)
@@ -168,19 +183,26 @@ def room(call: CheckedNode) -> Iterator[Diagnostic]:
     batch, tokens = call.attr("qkv_size")[:2]
     if pages < (wanted := batch * -(-tokens // size)):
         yield Diagnostic(
-            "k_cache", f"k_cache has {number(pages)} pages, expected at least {number(wanted)}", "document"
+            "k_cache",
+            f"k_cache has {number(pages)} pages, expected at least {number(wanted)}",
+            "document",
         )
 
 
 @rules(9)
 def quantisation(call: CheckedNode) -> Iterator[Diagnostic]:
-    """A cache of INT8 has a scale, and only it, and no scale is 0. An offset stands beside a scale. Both are [Nk,D]."""
+    """A cache of INT8 has a scale, and only it, and no scale is 0. An offset stands beside a scale.
+    Both are [Nk,D]."""
     for name, (scale, offset) in _CACHES.items():
         own, given = call.dtype(name), call[scale] is not None
         if own == "DT_INT8" and not given:
-            yield Diagnostic(scale, f"{scale} is absent beside {name} of the type {own}, expected one")
+            yield Diagnostic(
+                scale, f"{scale} is absent beside {name} of the type {own}, expected one"
+            )
         elif own in HALFS and given:
-            yield Diagnostic(scale, f"{scale} is given beside {name} of the type {own}, expected none")
+            yield Diagnostic(
+                scale, f"{scale} is given beside {name} of the type {own}, expected none"
+            )
         if call[offset] is not None and not given:
             yield Diagnostic(offset, f"{offset} is given without {scale}, expected none")
     if not any(sizes(call)):
@@ -191,7 +213,8 @@ def quantisation(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(10)
 def contents(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Where index is constant, its entries are -1 or places of the pages, and no place is named twice."""
+    """Where index is constant, its entries are -1 or places of the pages, and no place is named
+    twice."""
     pages, _, size, _ = shape_of(call["k_cache"], 4)
     found = call.content("index")
     if found is None or not isinstance(pages, int) or not isinstance(size, int):
@@ -199,7 +222,11 @@ def contents(call: CheckedNode) -> Iterator[Diagnostic]:
     wrong = next((entry for entry in found if not -1 <= entry < pages * size), None)
     written = [entry for entry in found if entry >= 0]
     if wrong is not None:
-        yield Diagnostic("index", f"index has {number(wrong)}, expected -1 to {number(pages * size - 1)}", "document")
+        yield Diagnostic(
+            "index",
+            f"index has {number(wrong)}, expected -1 to {number(pages * size - 1)}",
+            "document",
+        )
     elif len({*written}) < len(written):
         yield Diagnostic("index", "index names a place twice, expected each once", "document")
 
@@ -208,15 +235,28 @@ rules.shared(11, "epsilon", norms.epsilon)
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """q_out and the caches have their types and shapes as inputs. The others have the type of qkv, and the heads of
-    query, key or value of each token in a row."""
+    """q_out and the caches have their types and shapes as inputs. The others have the type of qkv,
+    and the heads of query, key or value of each token in a row."""
     rows, heads = shape_of(inputs["qkv"], 2)[0], attrs["head_nums"]
     width = attrs["qkv_size"][3] if len(attrs["qkv_size"]) == 4 else None
     counts = heads if len(heads) == 3 else (None,) * 3
-    sizes_ = [count * width if count is not None and width is not None else None for count in counts]
-    shown = {name: TensorInfo(inputs["qkv"].dtype, (rows, size)) for name, size in zip(_SHOWN, sizes_, strict=True)}
-    kept = {name: TensorInfo(inputs[name].dtype, inputs[name].shape) for name in ("q_out", *_CACHES)}
+    sizes_ = [
+        count * width if count is not None and width is not None else None for count in counts
+    ]
+    shown = {
+        name: TensorInfo(inputs["qkv"].dtype, (rows, size))
+        for name, size in zip(_SHOWN, sizes_, strict=True)
+    }
+    kept = {
+        name: TensorInfo(inputs[name].dtype, inputs[name].shape) for name in ("q_out", *_CACHES)
+    }
     return kept | shown
 
 
-OPERATOR = Operator(variants=(PROTO.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=None, is_attention=False)
+OPERATOR = Operator(
+    variants=(PROTO.OP_END_FACTORY_REG(),),
+    infer=infer,
+    rules=rules,
+    kernel=None,
+    is_attention=False,
+)

@@ -1,12 +1,14 @@
-"""RecurrentGatedDeltaRule: the gated delta rule token by token, for decoding, with states that it updates in place.
+"""RecurrentGatedDeltaRule: the gated delta rule token by token, for decoding, with states that it
+updates in place.
 
-The tokens of all sequences are packed. The states are blocks [Dv,Dk], transposed beside those of ONNX: token i leaves
-its state in the block ssm_state_indices[i], and a sequence starts from the block of its first token or, with
-num_accepted_tokens, from that of its last accepted one. The output state is the input state, changed in place. Its
-constraints are RG.1 to RG.6. The products are A2, A3 and, since CANN 9.1, 950.
+The tokens of all sequences are packed. The states are blocks [Dv,Dk], transposed beside those of
+ONNX: token i leaves its state in the block ssm_state_indices[i], and a sequence starts from the
+block of its first token or, with num_accepted_tokens, from that of its last accepted one. The
+output state is the input state, changed in place. Its constraints are RG.1 to RG.6. The products
+are A2, A3 and, since CANN 9.1, 950.
 
-The documents leave a promise to the caller, which no check can keep: -1 <= query, key <= 1, g < 0, gk < 0 and
-0 < beta < 1.
+The documents leave a promise to the caller, which no check can keep: -1 <= query, key <= 1, g < 0,
+gk < 0 and 0 < beta < 1.
 """
 
 from __future__ import annotations
@@ -73,7 +75,9 @@ WITH_FLOAT_STATE = (
     )
     .INPUT("state", "DT_BF16, DT_FLOAT")
     .OUTPUT("state", "DT_BF16, DT_FLOAT")
-    .PRODUCT("ascend910b ascend910_93 ascend950", "query=key=value=beta=out state\nBF16 BF16\nBF16 FLOAT")
+    .PRODUCT(
+        "ascend910b ascend910_93 ascend950", "query=key=value=beta=out state\nBF16 BF16\nBF16 FLOAT"
+    )
 )
 
 _FIXED = {
@@ -89,15 +93,17 @@ rules = Rules("RG", typed=(*delta_rule.TOKENS, "state", *_FIXED))
 
 @rules(1)
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query, key, value, beta and out are BF16, and g and gk FLOAT. actual_seq_lengths, ssm_state_indices and
-    num_accepted_tokens are INT32. state is BF16 or, in the newest variant, FLOAT."""
+    """query, key, value, beta and out are BF16, and g and gk FLOAT. actual_seq_lengths,
+    ssm_state_indices and num_accepted_tokens are INT32. state is BF16 or, in the newest variant,
+    FLOAT."""
     yield from delta_rule.types(call, ("state",), _FIXED)
 
 
 @rules(2)
 def shapes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query and key are [T,Nk,Dk], value is [T,Nv,Dv], beta and g are [T,Nv], gk is [T,Nv,Dk], state is
-    [blocks,Nv,Dv,Dk], ssm_state_indices [T], and actual_seq_lengths and num_accepted_tokens are [B]."""
+    """query and key are [T,Nk,Dk], value is [T,Nv,Dv], beta and g are [T,Nv], gk is [T,Nv,Dk],
+    state is [blocks,Nv,Dv,Dk], ssm_state_indices [T], and actual_seq_lengths and
+    num_accepted_tokens are [B]."""
     sizes, sequences = delta_rule.sizes_of(call, "state"), shape_of(call["actual_seq_lengths"], 1)
     more = {
         "gk": (sizes.t, sizes.nv, sizes.dk),
@@ -110,14 +116,20 @@ def shapes(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(3)
 def limits(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query, key, value, state and actual_seq_lengths have no size of 0. Nk and Nv are at most 256, Dk and Dv at most
-    512, and Nv is a multiple of Nk. state has at least as many blocks as there are tokens in query."""
+    """query, key, value, state and actual_seq_lengths have no size of 0. Nk and Nv are at most 256,
+    Dk and Dv at most 512, and Nv is a multiple of Nk. state has at least as many blocks as there
+    are tokens in query."""
     sizes = delta_rule.sizes_of(call, "state")
     yield from delta_rule.limits(call, sizes, "state", MOST_HEADS, MOST_WIDTH)
     if shape_of(call["actual_seq_lengths"], 1)[0] == 0:
-        yield Diagnostic("actual_seq_lengths", "actual_seq_lengths is empty, expected 1 or more sequences")
+        yield Diagnostic(
+            "actual_seq_lengths", "actual_seq_lengths is empty, expected 1 or more sequences"
+        )
     if isinstance(sizes.t, int) and isinstance(sizes.states, int) and sizes.states < sizes.t:
-        yield Diagnostic("state", f"state has {sizes.states} blocks, expected at least {sizes.t}, the tokens of query")
+        yield Diagnostic(
+            "state",
+            f"state has {sizes.states} blocks, expected at least {sizes.t}, the tokens of query",
+        )
 
 
 @rules(4)
@@ -129,9 +141,11 @@ def key_decay(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(5)
 def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
-    """actual_seq_lengths holds the lengths of the sequences, which are no cumulative sums. Each is 1 to 8, and their
-    sum is T. num_accepted_tokens is 1 to the length of the sequence."""
-    yield from delta_rule.sequence_lengths(call, delta_rule.sizes_of(call, "state").t, 1, MOST_TOKENS)
+    """actual_seq_lengths holds the lengths of the sequences, which are no cumulative sums. Each is
+    1 to 8, and their sum is T. num_accepted_tokens is 1 to the length of the sequence."""
+    yield from delta_rule.sequence_lengths(
+        call, delta_rule.sizes_of(call, "state").t, 1, MOST_TOKENS
+    )
     counts, accepted = call.content("actual_seq_lengths"), call.content("num_accepted_tokens")
     for count, taken in zip(counts or (), accepted or (), strict=False):
         if not 1 <= taken <= count:
@@ -152,12 +166,15 @@ def blocks(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """out is [T,Nv,Dv] in the type of query. state has its shape and type as input, and is changed in place."""
+    """out is [T,Nv,Dv] in the type of query. state has its shape and type as input, and is changed
+    in place."""
     return delta_rule.infer(inputs, "state", "state")
 
 
 OPERATOR = Operator(
-    variants=tuple(each.OP_END_FACTORY_REG() for each in (OPDEF, WITH_KEY_DECAY, ON_950, WITH_FLOAT_STATE)),
+    variants=tuple(
+        each.OP_END_FACTORY_REG() for each in (OPDEF, WITH_KEY_DECAY, ON_950, WITH_FLOAT_STATE)
+    ),
     infer=infer,
     rules=rules,
     kernel=CpuKernel(),

@@ -1,7 +1,7 @@
 """RingAttentionUpdate: joins two partial attention results of ring attention.
 
-Its constraints are RAU.1 to RAU.6. Unlike in all other operators, actual_seq_qlen begins with 0, so it has one entry
-more than there are sequences.
+Its constraints are RAU.1 to RAU.6. Unlike in all other operators, actual_seq_qlen begins with 0, so
+it has one entry more than there are sequences.
 """
 
 from __future__ import annotations
@@ -64,11 +64,15 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
     first = call.dtype("prev_attn_out")
     if first and first not in dtypes.FLOATS:
         yield Diagnostic(
-            "prev_attn_out", f"prev_attn_out is {first}, expected one of {', '.join(dtypes.FLOATS)}", "aclnn"
+            "prev_attn_out",
+            f"prev_attn_out is {first}, expected one of {', '.join(dtypes.FLOATS)}",
+            "aclnn",
         )
     other = call.dtype("cur_attn_out")
     if first and other and other != first:
-        yield Diagnostic("cur_attn_out", f"cur_attn_out is {other}, expected {first} as prev_attn_out", "aclnn")
+        yield Diagnostic(
+            "cur_attn_out", f"cur_attn_out is {other}, expected {first} as prev_attn_out", "aclnn"
+        )
 
 
 @rules(2)
@@ -85,14 +89,16 @@ def layout(call: CheckedNode) -> Iterator[Diagnostic]:
             return
     previous, current = call["prev_attn_out"], call["cur_attn_out"]
     if previous is not None and current is not None and unlike(current, previous):
-        message = f"cur_attn_out has the shape {text(current.shape)}, expected {text(previous.shape)}"
+        message = (
+            f"cur_attn_out has the shape {text(current.shape)}, expected {text(previous.shape)}"
+        )
         yield Diagnostic("cur_attn_out", f"{message} as prev_attn_out")
 
 
 @rules(3)
 def statistics(call: CheckedNode) -> Iterator[Diagnostic]:
-    """The statistics are [B,N,S,8] for SBH and [T,N,8] for TND, and their shapes are equal. Constant sums are
-    positive."""
+    """The statistics are [B,N,S,8] for SBH and [T,N,8] for TND, and their shapes are equal.
+    Constant sums are positive."""
     if any(layout(call)) or call["prev_attn_out"] is None:
         return
     own = call.shape("prev_attn_out") or (None, None, None)
@@ -113,7 +119,8 @@ def statistics(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def _statistic(call: CheckedNode, name: str, expected: Shape) -> Iterator[Diagnostic]:
-    """One statistic, if its rank is known, has the expected shape, and its constant sums are positive."""
+    """One statistic, if its rank is known, has the expected shape, and its constant sums are
+    positive."""
     tensor = call[name]
     if tensor is None or tensor.shape is None:
         return
@@ -126,11 +133,19 @@ def _statistic(call: CheckedNode, name: str, expected: Shape) -> Iterator[Diagno
 def ranges(call: CheckedNode) -> Iterator[Diagnostic]:
     """In TND, D is a multiple of 64 up to 768, and N is at most 256."""
     result = call["prev_attn_out"]
-    if call.attr("input_layout") != "TND" or result is None or result.shape is None or len(result.shape) != 3:
+    if (
+        call.attr("input_layout") != "TND"
+        or result is None
+        or result.shape is None
+        or len(result.shape) != 3
+    ):
         return
     _, n, d = result.shape
     if isinstance(d, int) and (d % 64 or d > 768):
-        yield Diagnostic("prev_attn_out", f"prev_attn_out has the head size {d}, expected a multiple of 64 up to 768")
+        yield Diagnostic(
+            "prev_attn_out",
+            f"prev_attn_out has the head size {d}, expected a multiple of 64 up to 768",
+        )
     if isinstance(n, int) and n > 256:
         yield Diagnostic("prev_attn_out", f"prev_attn_out has {n} heads, expected at most 256")
 
@@ -146,7 +161,10 @@ def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
         yield Diagnostic("actual_seq_qlen", message, "tiling", NULLPTR)
         return
     if call.rank("actual_seq_qlen") not in (None, 1):
-        yield Diagnostic("actual_seq_qlen", f"actual_seq_qlen has rank {call.rank('actual_seq_qlen')}, expected 1")
+        yield Diagnostic(
+            "actual_seq_qlen",
+            f"actual_seq_qlen has rank {call.rank('actual_seq_qlen')}, expected 1",
+        )
         return
     ends, result = call.content("actual_seq_qlen"), call["prev_attn_out"]
     if ends is None:
@@ -163,9 +181,15 @@ rules.values(6, "input_softmax_layout", ("", "SBH", "TND"))
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
     """Each result has the type and shape of the first of the two operands that it joins."""
-    names = {"attn_out": "prev_attn_out", "softmax_max": "prev_softmax_max", "softmax_sum": "prev_softmax_sum"}
+    names = {
+        "attn_out": "prev_attn_out",
+        "softmax_max": "prev_softmax_max",
+        "softmax_sum": "prev_softmax_sum",
+    }
     return {
-        output: TensorInfo(inputs[name].dtype, inputs[name].shape) for output, name in names.items() if name in inputs
+        output: TensorInfo(inputs[name].dtype, inputs[name].shape)
+        for output, name in names.items()
+        if name in inputs
     }
 
 

@@ -1,6 +1,7 @@
 """RmsNorm: divides rows by their root mean square, and multiplies them by a weight.
 
-Its constraints are RN.1 to RN.6. The normalised axes are those of gamma, which are the last ones of x.
+Its constraints are RN.1 to RN.6. The normalised axes are those of gamma, which are the last ones of
+x.
 """
 
 from __future__ import annotations
@@ -96,4 +97,10 @@ def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
     return {"y": TensorInfo(x.dtype, x.shape), "rstd": norms.reciprocal(x, inputs["gamma"])}
 
 
-OPERATOR = Operator(variants=(CURRENT.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=None, is_attention=False)
+OPERATOR = Operator(
+    variants=(CURRENT.OP_END_FACTORY_REG(),),
+    infer=infer,
+    rules=rules,
+    kernel=None,
+    is_attention=False,
+)

@@ -1,9 +1,10 @@
 """RotaryMul: rotates halves of the last axis by the angles of positions.
 
-It computes what RotaryPositionEmbedding computes in mode 0; on 950, GE puts that operator in its place. Its constraints
-are RTM.1 to RTM.6. x is BNSD, BSND or SBND: the axes along which r1 and r2 repeat are the batch and the heads. Its
-kernels are part of CANN only; how they round in 16 bits is not in the open sources. Nothing becomes RotaryMul, because
-RotaryPositionEmbedding and ApplyRotaryPosEmb are made where it could be.
+It computes what RotaryPositionEmbedding computes in mode 0; on 950, GE puts that operator in its
+place. Its constraints are RTM.1 to RTM.6. x is BNSD, BSND or SBND: the axes along which r1 and r2
+repeat are the batch and the heads. Its kernels are part of CANN only; how they round in 16 bits is
+not in the open sources. Nothing becomes RotaryMul, because RotaryPositionEmbedding and
+ApplyRotaryPosEmb are made where it could be.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ CURRENT = (
     .OUTPUT("y", FLOATS)
     .PRODUCT("ascend910b", ROWS)
     .PRODUCT("ascend910_93", ROWS, note=DOCUMENT)
-    .PRODUCT("ascend950", ROWS, note="a fusion pass of GE puts RotaryPositionEmbedding in its place")
+    .PRODUCT(
+        "ascend950", ROWS, note="a fusion pass of GE puts RotaryPositionEmbedding in its place"
+    )
     .PRODUCT(
         "ascend310p ascend910",
         """
@@ -61,7 +64,8 @@ MOST_ENTRIES = 1000
 MOST_REPEATS = 1024
 """The axes along which r1 is repeated have fewer elements than this."""
 KEPT = ((2,), (0, 2), (1,), (0, 1), (0,), (0, 1, 2))
-"""The axes of x that r1 may have in front of the last one: 11SD, B1SD, 1S1D, BS1D or SB1D, S11D, and all of them."""
+"""The axes of x that r1 may have in front of the last one: 11SD, B1SD, 1S1D, BS1D or SB1D, S11D,
+and all of them."""
 
 rules = Rules("RTM", typed=("x", "r1", "r2"))
 
@@ -87,8 +91,8 @@ def ranks(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(3)
 def tables(call: CheckedNode) -> Iterator[Diagnostic]:
-    """r1 and r2 have one shape: that of x, with size 1 in place of the heads, or of the batch and the heads. x is BNSD,
-    BSND or SBND."""
+    """r1 and r2 have one shape: that of x, with size 1 in place of the heads, or of the batch and
+    the heads. x is BNSD, BSND or SBND."""
     if any(ranks(call)):
         return
     x, r1 = call.shape("x"), call.shape("r1")
@@ -96,9 +100,13 @@ def tables(call: CheckedNode) -> Iterator[Diagnostic]:
         yield from shape_is("r2", call["r2"], r1)
     if x is None or r1 is None:
         return
-    legal = [tuple(size if place in (*kept, 3) else 1 for place, size in enumerate(x)) for kept in KEPT]
+    legal = [
+        tuple(size if place in (*kept, 3) else 1 for place, size in enumerate(x)) for kept in KEPT
+    ]
     if all(shapes_differ(r1, each) for each in legal):
-        message = f"r1 has the shape {text(r1)}, expected 11SD, B1SD or all of x {text(x)} in its order"
+        message = (
+            f"r1 has the shape {text(r1)}, expected 11SD, B1SD or all of x {text(x)} in its order"
+        )
         yield Diagnostic("r1", message, "document")
 
 
@@ -107,7 +115,9 @@ def width(call: CheckedNode) -> Iterator[Diagnostic]:
     """The last axis is a multiple of 64."""
     shape = call.shape("x")
     if shape and no_multiple(shape[-1], 64):
-        yield Diagnostic("x", f"x has the last size {shape[-1]}, expected a multiple of 64", "document")
+        yield Diagnostic(
+            "x", f"x has the last size {shape[-1]}, expected a multiple of 64", "document"
+        )
 
 
 @rules(5)
@@ -115,7 +125,11 @@ def entries(call: CheckedNode) -> Iterator[Diagnostic]:
     """Batch and heads are fewer than 1000: the axes of x along which r1 has the size 1."""
     for place, size in _repeated(call):
         if exceeds(size, MOST_ENTRIES - 1):
-            yield Diagnostic("x", f"x has the size {size} along the axis {place}, expected less than 1000", "document")
+            yield Diagnostic(
+                "x",
+                f"x has the size {size} along the axis {place}, expected less than 1000",
+                "document",
+            )
 
 
 @rules(6)
@@ -123,7 +137,9 @@ def repeats(call: CheckedNode) -> Iterator[Diagnostic]:
     """The axes along which r1 has the size 1 have fewer than 1024 elements together."""
     count = prod(size for _, size in _repeated(call))
     if exceeds(count, MOST_REPEATS - 1):
-        yield Diagnostic("r1", f"r1 is repeated {count} times, expected less than {MOST_REPEATS}", "document")
+        yield Diagnostic(
+            "r1", f"r1 is repeated {count} times, expected less than {MOST_REPEATS}", "document"
+        )
 
 
 def _repeated(call: CheckedNode) -> Iterator[tuple[int, int]]:
@@ -141,4 +157,10 @@ def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
     return {"y": TensorInfo(inputs["x"].dtype, inputs["x"].shape)}
 
 
-OPERATOR = Operator(variants=(CURRENT.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=None, is_attention=False)
+OPERATOR = Operator(
+    variants=(CURRENT.OP_END_FACTORY_REG(),),
+    infer=infer,
+    rules=rules,
+    kernel=None,
+    is_attention=False,
+)

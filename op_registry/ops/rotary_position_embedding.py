@@ -1,7 +1,7 @@
 """RotaryPositionEmbedding: rotates pairs of the last axis by the angles of positions.
 
-Its constraints are RPE.1 to RPE.8. x has batch, tokens and heads in any order in front of its last axis. The shape of
-cos and sin tells which of them are the tokens.
+Its constraints are RPE.1 to RPE.8. x has batch, tokens and heads in any order in front of its last
+axis. The shape of cos and sin tells which of them are the tokens.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def ranks(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(3)
 def tables(call: CheckedNode) -> Iterator[Diagnostic]:
-    """cos and sin have one shape, which broadcasts to that of x: each axis has the size of x, or 1, and the last one
-    has the size of x."""
+    """cos and sin have one shape, which broadcasts to that of x: each axis has the size of x, or 1,
+    and the last one has the size of x."""
     if any(ranks(call)):
         return
     x, cos = call.shape("x"), call.shape("cos")
@@ -100,9 +100,13 @@ def tables(call: CheckedNode) -> Iterator[Diagnostic]:
         yield from shape_is("sin", call["sin"], cos)
     if x is None or cos is None:
         return
-    faults = [differ(own, 1) and differ(own, size) for own, size in zip(cos[:-1], x[:-1], strict=True)]
+    faults = [
+        differ(own, 1) and differ(own, size) for own, size in zip(cos[:-1], x[:-1], strict=True)
+    ]
     if any(faults) or differ(cos[-1], x[-1]):
-        yield Diagnostic("cos", f"cos has the shape {text(cos)}, which does not broadcast to {text(x)} of x")
+        yield Diagnostic(
+            "cos", f"cos has the shape {text(cos)}, which does not broadcast to {text(x)} of x"
+        )
 
 
 @rules(4)
@@ -115,7 +119,8 @@ def mode(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(5)
 def width(call: CheckedNode) -> Iterator[Diagnostic]:
-    """The last axis is even, for quarter a multiple of 4. It is at most 896, on 950 at most 1024."""
+    """The last axis is even, for quarter a multiple of 4. It is at most 896, on 950 at most
+    1024."""
     shape = call.shape("x")
     if not shape:
         return
@@ -129,9 +134,9 @@ def width(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(6)
 def heads_first(call: CheckedNode) -> Iterator[Diagnostic]:
-    """On A2 and A3, the first two axes of x are few where cos has the size 1 along both: their product is at most 8
-    times the tokens, if half of a row is a multiple of 32 bytes; otherwise it is at most half the tokens, or a row has
-    at least 80 elements."""
+    """On A2 and A3, the first two axes of x are few where cos has the size 1 along both: their
+    product is at most 8 times the tokens, if half of a row is a multiple of 32 bytes; otherwise it
+    is at most half the tokens, or a row has at least 80 elements."""
     if call.product is None or call.on("950") or call.attr("mode") != HALF:
         return
     sizes = _heads_and_tokens(call)
@@ -140,12 +145,14 @@ def heads_first(call: CheckedNode) -> Iterator[Diagnostic]:
     heads, tokens, row = sizes
     aligned = row // 2 * (4 if call.dtype("x") == "DT_FLOAT" else 2) % 32 == 0
     if heads > 8 * tokens if aligned else 2 * heads > tokens and row < 80:
-        yield Diagnostic("x", f"x has {heads} heads in front of {tokens} tokens, which are too many")
+        yield Diagnostic(
+            "x", f"x has {heads} heads in front of {tokens} tokens, which are too many"
+        )
 
 
 def _heads_and_tokens(call: CheckedNode) -> tuple[int, int, int] | None:
-    """Batch times heads, the tokens and the width, where the first two axes of x are repeated and all sizes are known;
-    None elsewhere. Where there is one token, cos tells no order."""
+    """Batch times heads, the tokens and the width, where the first two axes of x are repeated and
+    all sizes are known; None elsewhere. Where there is one token, cos tells no order."""
     x, cos = call.shape("x") or (), call.shape("cos") or ()
     sizes = [size for size in x if isinstance(size, int)]
     if len(x) != 4 or len(cos) != 4 or len(sizes) != 4 or sizes[2] == 1:
@@ -157,13 +164,18 @@ def _heads_and_tokens(call: CheckedNode) -> tuple[int, int, int] | None:
 
 @rules(7)
 def entries(call: CheckedNode) -> Iterator[Diagnostic]:
-    """On A2 and A3, batch and heads are fewer than 1000: the axes of x along which cos has the size 1."""
+    """On A2 and A3, batch and heads are fewer than 1000: the axes of x along which cos has the size
+    1."""
     x, cos = call.shape("x"), call.shape("cos")
     if call.product is None or call.on("950") or x is None or cos is None or len(x) != len(cos):
         return
     for place, (size, own) in enumerate(zip(x[:-1], cos[:-1], strict=True)):
         if own == 1 and exceeds(size, MOST_ENTRIES - 1):
-            yield Diagnostic("x", f"x has the size {size} along the axis {place}, expected less than 1000", "document")
+            yield Diagnostic(
+                "x",
+                f"x has the size {size} along the axis {place}, expected less than 1000",
+                "document",
+            )
 
 
 @rules(8)

@@ -1,7 +1,8 @@
-"""ShortConvolution: a short convolution of each channel along the tokens, with the tokens before as its state.
+"""ShortConvolution: a short convolution of each channel along the tokens, with the tokens before as
+its state.
 
-It is no operator of Ascend, but the one of ai.onnx 27, with channels_last of com.microsoft. Its constraints are SC.1 to
-SC.4.
+It is no operator of Ascend, but the one of ai.onnx 27, with channels_last of com.microsoft. Its
+constraints are SC.1 to SC.4.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ rules.values(2, "activation", ACTIVATIONS)
 
 @rules(3)
 def ranks(call: CheckedNode) -> Iterator[Diagnostic]:
-    """input has rank 3: [B,C,L] or, with channels_last, [B,L,C]. weight is [C,1,K] with K of 1 or more."""
+    """input has rank 3: [B,C,L] or, with channels_last, [B,L,C]. weight is [C,1,K] with K of 1 or
+    more."""
     for name in ("input", "weight"):
         if call.rank(name) not in (None, 3):
             yield Diagnostic(name, f"{name} has rank {call.rank(name)}, expected 3")

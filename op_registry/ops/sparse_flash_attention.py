@@ -1,7 +1,8 @@
 """SparseFlashAttention: attention on the keys that a LightningIndexer selected.
 
-Its constraints are SFA.1 to SFA.14. Their numbers and stages are those of the project's constraints list, drawn from
-the operator's tiling and its document. The products are A2 and A3, and 950 with the prototype of 2026.
+Its constraints are SFA.1 to SFA.14. Their numbers and stages are those of the project's constraints
+list, drawn from the operator's tiling and its document. The products are A2 and A3, and 950 with
+the prototype of 2026.
 """
 
 from __future__ import annotations
@@ -71,10 +72,16 @@ PROTO_2026 = (
         BF16
         """,
     )
-    .PRODUCT("ascend910_95 ascend950", note="combinations of types are not known; one half type, by SFA.1")
+    .PRODUCT(
+        "ascend910_95 ascend950",
+        note="combinations of types are not known; one half type, by SFA.1",
+    )
 )
 
-rules = Rules("SFA", typed=("query", "key", "value", "query_rope", "key_rope", "attention_out", "sparse_indices"))
+rules = Rules(
+    "SFA",
+    typed=("query", "key", "value", "query_rope", "key_rope", "attention_out", "sparse_indices"),
+)
 
 _LENGTHS = ("actual_seq_lengths_query", "actual_seq_lengths_kv")
 
@@ -91,18 +98,29 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 rules.shared(
-    2, "layouts", partial(sparse.layouts, query="layout_query", key="layout_kv", rows=("query",), keys=("key", "value"))
+    2,
+    "layouts",
+    partial(
+        sparse.layouts,
+        query="layout_query",
+        key="layout_kv",
+        rows=("query",),
+        keys=("key", "value"),
+    ),
 )
 
 
 @rules(3)
 def heads(call: CheckedNode) -> Iterator[Diagnostic]:
-    """There is one key head. The number of query heads is 1 to 128 and a power of two (any number on 950)."""
+    """There is one key head. The number of query heads is 1 to 128 and a power of two (any number
+    on 950)."""
     sizes = _sizes(call)
     if sizes is None:
         return
     yield from sparse.head_groups(call, sizes)
-    yield from sparse.one_of("query", "the head count", sizes.n1, range(1, 129) if call.on("950") else sparse.POWERS)
+    yield from sparse.one_of(
+        "query", "the head count", sizes.n1, range(1, 129) if call.on("950") else sparse.POWERS
+    )
 
 
 @rules(4)
@@ -123,7 +141,8 @@ rules.values(5, "attention_mode", (2,))
 
 @rules(6)
 def rope(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Both rope parts are given, or neither. Their head size is 64. Before the prototype of 2026 both are needed."""
+    """Both rope parts are given, or neither. Their head size is 64. Before the prototype of 2026
+    both are needed."""
     sizes = _sizes(call)
     if sizes is not None:
         yield from sparse.rope(call, sizes, mandatory="sinks" not in call.spec.input_names)
@@ -139,7 +158,11 @@ def block_size(call: CheckedNode) -> Iterator[Diagnostic]:
     allowed = (1,) if call.on("950") else sparse.POWERS
     if size not in allowed:
         message = f"sparse_block_size is {size}, expected {', '.join(map(str, allowed))}"
-        yield Diagnostic("sparse_block_size", message, extension=sparse.SIZES if 0 < size <= sparse.INT32_MAX else None)
+        yield Diagnostic(
+            "sparse_block_size",
+            message,
+            extension=sparse.SIZES if 0 < size <= sparse.INT32_MAX else None,
+        )
     sizes = _sizes(call)
     page = sizes.keys[1] if sizes is not None and call.attr("layout_kv") == PAGED else None
     if isinstance(page, int) and size > 0 and page % size:
@@ -158,8 +181,8 @@ def indices(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(10)
 def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
-    """TND needs cumulative lengths of query. TND and PA_BSND need lengths of the keys. There is one length for each
-    sequence."""
+    """TND needs cumulative lengths of query. TND and PA_BSND need lengths of the keys. There is one
+    length for each sequence."""
     sizes = _sizes(call)
     if sizes is None:
         return
@@ -173,7 +196,11 @@ def block_table(call: CheckedNode) -> Iterator[Diagnostic]:
     sizes = _sizes(call)
     if sizes is not None:
         batch = sparse.batch_of(call, sizes, _LENGTHS[0])
-        yield from (fault for fault in sparse.paging(call, sizes, "layout_kv", batch) if fault.tensor != "key")
+        yield from (
+            fault
+            for fault in sparse.paging(call, sizes, "layout_kv", batch)
+            if fault.tensor != "key"
+        )
 
 
 @rules(12)
@@ -181,32 +208,41 @@ def page_size(call: CheckedNode) -> Iterator[Diagnostic]:
     """The number of keys in a page is a multiple of 16 and at most 1024."""
     sizes = _sizes(call)
     if sizes is not None:
-        yield from (fault for fault in sparse.paging(call, sizes, "layout_kv", None) if fault.tensor == "key")
+        yield from (
+            fault
+            for fault in sparse.paging(call, sizes, "layout_kv", None)
+            if fault.tensor == "key"
+        )
 
 
 @rules(13)
 def statistics(call: CheckedNode) -> Iterator[Diagnostic]:
     """return_softmax_lse is not set with PA_BSND."""
     if call.attr("return_softmax_lse") and call.attr("layout_kv") == PAGED:
-        yield Diagnostic("return_softmax_lse", f"return_softmax_lse is set with {PAGED}, expected it unset")
+        yield Diagnostic(
+            "return_softmax_lse", f"return_softmax_lse is set with {PAGED}, expected it unset"
+        )
 
 
 @rules(14)
 def not_empty(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query is not empty. sinks has one number for each head, and among the products only 950 takes it."""
+    """query is not empty. sinks has one number for each head, and among the products only 950 takes
+    it."""
     sizes = _sizes(call)
     if sizes is None:
         return
     if 0 in (*sizes.queries, sizes.n1, sizes.d):
         yield Diagnostic(
-            "query", "query is empty, expected at least one token, head and column", extension=sparse.SIZES
+            "query",
+            "query is empty, expected at least one token, head and column",
+            extension=sparse.SIZES,
         )
     yield from sparse.sinks(call, sizes)
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
-    """attention_out has the shape of query with the head size of value. The statistics are empty, [0], without
-    return_softmax_lse."""
+    """attention_out has the shape of query with the head size of value. The statistics are empty,
+    [0], without return_softmax_lse."""
     query, layout = inputs["query"], attrs["layout_query"]
     sizes = checked_sizes(inputs, layout, attrs["layout_kv"], ("query",), ("key", "value"))
     width = shape_of(inputs["value"], KEY_LAYOUTS[attrs["layout_kv"]])[-1]
@@ -223,5 +259,12 @@ OPERATOR = Operator(
     variants=(OPDEF_2025_12.OP_END_FACTORY_REG(), PROTO_2026.OP_END_FACTORY_REG()),
     infer=infer,
     rules=rules,
-    kernel=CpuKernel(extensions=("EXT-SPARSE-FLOAT", "EXT-SPARSE-SIZES", "EXT-SPARSE-HEADS", "EXT-SPARSE-EMPTY-ROWS")),
+    kernel=CpuKernel(
+        extensions=(
+            "EXT-SPARSE-FLOAT",
+            "EXT-SPARSE-SIZES",
+            "EXT-SPARSE-HEADS",
+            "EXT-SPARSE-EMPTY-ROWS",
+        )
+    ),
 )

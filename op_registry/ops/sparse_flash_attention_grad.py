@@ -1,11 +1,12 @@
 """SparseFlashAttentionGrad: the backward pass of SparseFlashAttention.
 
-Two official orders of its inputs exist. The default variant is that of 2025-12, which the operator document follows.
-The reordered variant of 2026 is chosen by name.
+Two official orders of its inputs exist. The default variant is that of 2025-12, which the operator
+document follows. The reordered variant of 2026 is chosen by name.
 
-The constraints are SFAG.1 to SFAG.11, for both orders. SFAG.12 of the project's list records that the document
-contradicts itself about determinism; no node can break it. The sources do not say which products lack `sinks` of 2026,
-nor whether the lists of the variant of 2026 may have a length other than 2048.
+The constraints are SFAG.1 to SFAG.11, for both orders. SFAG.12 of the project's list records that
+the document contradicts itself about determinism; no node can break it. The sources do not say
+which products lack `sinks` of 2026, nor whether the lists of the variant of 2026 may have a length
+other than 2048.
 """
 
 from __future__ import annotations
@@ -91,13 +92,15 @@ _HALFS = ("query", "key", "value", "d_out", "out", "query_rope", "key_rope")
 _GRADIENTS = ("d_query", "d_key", "d_value", "d_query_rope", "d_key_rope")
 _LENGTHS = ("actual_seq_lengths_query", "actual_seq_lengths_kv")
 
-rules = Rules("SFAG", typed=(*_HALFS, *_GRADIENTS, "sparse_indices", "softmax_max", "softmax_sum", *_LENGTHS))
+rules = Rules(
+    "SFAG", typed=(*_HALFS, *_GRADIENTS, "sparse_indices", "softmax_max", "softmax_sum", *_LENGTHS)
+)
 
 
 @rules(1)
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
-    """The attention tensors and their gradients have one type. The statistics are FLOAT. The indices and lengths are
-    INT32 (the document says INT64)."""
+    """The attention tensors and their gradients have one type. The statistics are FLOAT. The
+    indices and lengths are INT32 (the document says INT64)."""
     yield from sparse.equal_halfs(call, _HALFS, _GRADIENTS)
     fixed = {"sparse_indices": "DT_INT32", "softmax_max": "DT_FLOAT", "softmax_sum": "DT_FLOAT"}
     yield from fixed_types(call, fixed | dict.fromkeys(_LENGTHS, "DT_INT32"))
@@ -106,14 +109,20 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
 rules.shared(
     2,
     "layout",
-    partial(sparse.layouts, query="layout", key="layout", rows=("query", "d_out", "out"), keys=("key", "value")),
+    partial(
+        sparse.layouts,
+        query="layout",
+        key="layout",
+        rows=("query", "d_out", "out"),
+        keys=("key", "value"),
+    ),
 )
 
 
 @rules(3)
 def heads(call: CheckedNode) -> Iterator[Diagnostic]:
-    """There is one key head. The number of query heads is a power of two from 1 to 128. sinks has one number for each
-    of them."""
+    """There is one key head. The number of query heads is a power of two from 1 to 128. sinks has
+    one number for each of them."""
     sizes = sparse.sizes_of(call)
     if sizes is not None:
         yield from sparse.head_groups(call, sizes)
@@ -123,15 +132,17 @@ def heads(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(4)
 def head_sizes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """D and Dv are 512, and the rope parts have size 64 or are absent. d_out and out have the shape that the forward
-    pass gives."""
+    """D and Dv are 512, and the rope parts have size 64 or are absent. d_out and out have the shape
+    that the forward pass gives."""
     sizes = sparse.sizes_of(call)
     if sizes is None:
         return
     yield from sparse.same_width(call, sizes)
     yield from sparse.shaped(call, "value", (*sizes.keys, sizes.n2, None), any_rank=True)
     # In the prototype of 2026 value may be absent. Then key is also the value.
-    value_width = sizes.d if call["value"] is None else shape_of(call["value"], len(sizes.keys) + 2)[-1]
+    value_width = (
+        sizes.d if call["value"] is None else shape_of(call["value"], len(sizes.keys) + 2)[-1]
+    )
     for name in ("d_out", "out"):
         yield from sparse.shaped(call, name, (*sizes.queries, sizes.n1, value_width), any_rank=True)
     yield from sparse.one_of("query", "the head size", sizes.d, (512,))
@@ -146,7 +157,9 @@ def selected(call: CheckedNode) -> Iterator[Diagnostic]:
     sizes = sparse.sizes_of(call)
     if sizes is not None:
         yield from sparse.indices(call, sizes, shared=True)
-    yield from sparse.one_of("sparse_indices", "the list length", sparse.selected_count(call), (2048,))
+    yield from sparse.one_of(
+        "sparse_indices", "the list length", sparse.selected_count(call), (2048,)
+    )
 
 
 @rules(6)
@@ -178,8 +191,8 @@ rules.shared(9, "statistics", sparse.statistics)
 
 @rules(10)
 def gradients(call: CheckedNode) -> Iterator[Diagnostic]:
-    """An optional gradient is given only if its input is given: this holds for the rope parts, and since 2026 for value
-    and sinks."""
+    """An optional gradient is given only if its input is given: this holds for the rope parts, and
+    since 2026 for value and sinks."""
     for name in ("query_rope", "key_rope", "value", "sinks"):
         output = f"d_{name}"
         if output not in call.spec.output_names:
@@ -191,7 +204,8 @@ def gradients(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(11)
 def not_empty(call: CheckedNode) -> Iterator[Diagnostic]:
-    """query has heads and columns. It may have no tokens, because the operator then returns at once."""
+    """query has heads and columns. It may have no tokens, because the operator then returns at
+    once."""
     sizes = sparse.sizes_of(call)
     if sizes is not None and 0 in (sizes.n1, sizes.d):
         yield Diagnostic("query", "query has no heads or columns, expected at least one of each")
@@ -208,7 +222,10 @@ def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
         "d_key_rope": "key_rope",
     }
     dtype = inputs["query"].dtype
-    found = {name: TensorInfo(dtype, inputs[of].shape if of in inputs else (0,)) for name, of in names.items()}
+    found = {
+        name: TensorInfo(dtype, inputs[of].shape if of in inputs else (0,))
+        for name, of in names.items()
+    }
     if "sinks" in inputs:
         found["d_sinks"] = TensorInfo("DT_FLOAT", inputs["sinks"].shape)
     return found
@@ -217,7 +234,10 @@ def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
 OPERATOR = Operator(
     variants=(
         REORDERED_2026.PRODUCT(PRODUCTS, TYPES)
-        .PRODUCT("ascend910_95 ascend950", note="combinations of types are not known; one half type, by SFAG.1")
+        .PRODUCT(
+            "ascend910_95 ascend950",
+            note="combinations of types are not known; one half type, by SFAG.1",
+        )
         .OP_END_FACTORY_REG(),
         OPDEF_2025_12.PRODUCT(PRODUCTS, TYPES).OP_END_FACTORY_REG(),
     ),

@@ -1,7 +1,8 @@
 """SparseLightningIndexerGradKLLoss: the KL loss of the index scores and its gradients.
 
-Its constraints are KL.1 to KL.12. KL.13 and KL.14 of the project's list say that `deterministic` has no effect and
-that an empty query returns at once; no node can break them. The products are A2 and A3.
+Its constraints are KL.1 to KL.12. KL.13 and KL.14 of the project's list say that `deterministic`
+has no effect and that an empty query returns at once; no node can break them. The products are A2
+and A3.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def _index_sizes(call: CheckedNode) -> SparseSizes | None:
 
 @rules(1)
 def types(call: CheckedNode) -> Iterator[Diagnostic]:
-    """The tensors of attention and indexer have one type. The weights have this type or, since 2026, FLOAT."""
+    """The tensors of attention and indexer have one type. The weights have this type or, since
+    2026, FLOAT."""
     yield from sparse.equal_halfs(call, _HALFS, ("d_query_index", "d_key_index"))
     yield from sparse.weights(call, "weight", "d_weight")
 
@@ -106,14 +108,20 @@ rules.shared(2, "fixed_types", partial(fixed_types, types=_FIXED))
 rules.shared(
     3,
     "layout",
-    partial(sparse.layouts, query="layout", key="layout", rows=("query", "query_index"), keys=("key", "key_index")),
+    partial(
+        sparse.layouts,
+        query="layout",
+        key="layout",
+        rows=("query", "query_index"),
+        keys=("key", "key_index"),
+    ),
 )
 
 
 @rules(4)
 def heads(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Attention has 64 or 128 heads (the document allows fewer, the tiling does not). sinks has one number for each of
-    them."""
+    """Attention has 64 or 128 heads (the document allows fewer, the tiling does not). sinks has one
+    number for each of them."""
     sizes = sparse.sizes_of(call)
     if sizes is not None:
         yield from sparse.sinks(call, sizes)
@@ -140,16 +148,22 @@ def key_heads(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(7)
 def head_sizes(call: CheckedNode) -> Iterator[Diagnostic]:
-    """D is 512 in attention and 128 in the indexer. The rope parts have size 64; they are mandatory, although the
-    prototype declares them optional."""
+    """D is 512 in attention and 128 in the indexer. The rope parts have size 64; they are
+    mandatory, although the prototype declares them optional."""
     sizes, index = sparse.sizes_of(call), _index_sizes(call)
     if sizes is None or index is None:
         return
     yield from sparse.same_width(call, sizes)
     yield from sparse.same_width(call, index, "key_index", "query_index")
-    for name, tokens, wanted in (("query_index", index.queries, sizes.queries), ("key_index", index.keys, sizes.keys)):
+    for name, tokens, wanted in (
+        ("query_index", index.queries, sizes.queries),
+        ("key_index", index.keys, sizes.keys),
+    ):
         if any(map(differ, tokens, wanted)):
-            yield Diagnostic(name, f"{name} has other tokens than {name.removesuffix('_index')}, expected the same")
+            yield Diagnostic(
+                name,
+                f"{name} has other tokens than {name.removesuffix('_index')}, expected the same",
+            )
     yield from sparse.one_of("query", "the head size", sizes.d, (512,))
     yield from sparse.one_of("query_index", "the head size", index.d, (128,))
     yield from sparse.rope(call, sizes, mandatory=True)
@@ -176,7 +190,8 @@ def selected(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(10)
 def sequences(call: CheckedNode) -> Iterator[Diagnostic]:
-    """No sequence has more queries than keys. The cumulative lengths end exactly at the number of tokens."""
+    """No sequence has more queries than keys. The cumulative lengths end exactly at the number of
+    tokens."""
     sizes = sparse.sizes_of(call)
     if sizes is None:
         return
@@ -189,7 +204,10 @@ def sequences(call: CheckedNode) -> Iterator[Diagnostic]:
         pairs = [(s1, s2)] if isinstance(s1, int) and isinstance(s2, int) else []
     for q, kv in pairs:
         if q > kv:
-            yield Diagnostic("query", f"query has a sequence of {q} tokens beside {kv} keys, expected at most as many")
+            yield Diagnostic(
+                "query",
+                f"query has a sequence of {q} tokens beside {kv} keys, expected at most as many",
+            )
             return
 
 
@@ -215,9 +233,13 @@ def ranges(call: CheckedNode) -> Iterator[Diagnostic]:
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
     """Each gradient has the type and shape of its input. The loss is one number, [1]."""
-    checked_sizes(inputs, attrs["layout"], attrs["layout"], ("query", "query_index"), ("key", "key_index"))
+    checked_sizes(
+        inputs, attrs["layout"], attrs["layout"], ("query", "query_index"), ("key", "key_index")
+    )
     found = {
-        f"d_{name}": TensorInfo(inputs[name].dtype, inputs[name].shape) if name in inputs else TensorInfo("")
+        f"d_{name}": TensorInfo(inputs[name].dtype, inputs[name].shape)
+        if name in inputs
+        else TensorInfo("")
         for name in ("query_index", "key_index", "weight")
     }
     return {**found, "loss": TensorInfo("DT_FLOAT", (1,))}

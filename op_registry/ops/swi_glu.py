@@ -78,21 +78,31 @@ def halves(call: CheckedNode) -> Iterator[Diagnostic]:
     if shape is None or any(axis(call)):
         return
     if no_multiple(size := shape[call.attr("dim")], 2):
-        yield Diagnostic("x", f"x has the size {size} along the axis {call.attr('dim')}, expected an even one")
+        yield Diagnostic(
+            "x", f"x has the size {size} along the axis {call.attr('dim')}, expected an even one"
+        )
 
 
 @rules(4)
 def aligned(call: CheckedNode) -> Iterator[Diagnostic]:
     """On 310P the half of the axes from dim on holds a multiple of 64 bytes, and x has elements."""
     shape, dtype = call.shape("x"), call.dtype("x")
-    if not call.on("310P") or shape is None or not dtype or dtype not in dtypes.FLOATS or any(axis(call)):
+    if (
+        not call.on("310P")
+        or shape is None
+        or not dtype
+        or dtype not in dtypes.FLOATS
+        or any(axis(call))
+    ):
         return
     yield from norms.elements(call, "x")
     last = shape[call.attr("dim") % len(shape) :]
     sizes = [size for size in last if isinstance(size, int)]
     half = prod(sizes) * dtypes.lookup(dtype).bits // 16
     if len(sizes) == len(last) and half % ALIGNED:
-        yield Diagnostic("x", f"a half of x holds {half} bytes in a row, expected a multiple of {ALIGNED}")
+        yield Diagnostic(
+            "x", f"a half of x holds {half} bytes in a row, expected a multiple of {ALIGNED}"
+        )
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
@@ -100,4 +110,10 @@ def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
     return {"y": halved(inputs["x"], attrs["dim"])}
 
 
-OPERATOR = Operator(variants=(CURRENT.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=None, is_attention=False)
+OPERATOR = Operator(
+    variants=(CURRENT.OP_END_FACTORY_REG(),),
+    infer=infer,
+    rules=rules,
+    kernel=None,
+    is_attention=False,
+)

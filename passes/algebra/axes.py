@@ -1,14 +1,15 @@
 """Tensors as arrangements of axes, which tell where each element is.
 
-Transpose, Reshape, Squeeze, Unsqueeze and Expand move elements without computing. To see through any mixture of them, a
-value is described as a *view* of a base value. Each dimension of the value is then a sequence of axes in row-major
-order, as in the notation "b s (n d)". A Reshape splits or merges axes, a Transpose permutes dimensions, and an Expand
-puts an axis where there was none. Two spellings of one layout give the same arrangement, so the matchers compare
-arrangements and never operator sequences.
+Transpose, Reshape, Squeeze, Unsqueeze and Expand move elements without computing. To see through
+any mixture of them, a value is described as a *view* of a base value. Each dimension of the value
+is then a sequence of axes in row-major order, as in the notation "b s (n d)". A Reshape splits or
+merges axes, a Transpose permutes dimensions, and an Expand puts an axis where there was none. Two
+spellings of one layout give the same arrangement, so the matchers compare arrangements and never
+operator sequences.
 
-Sizes are symbolic polynomials. An axis is split only where the division is exact for all sizes. Two axes are declared
-the same only where a contraction or an element-wise operator walks along both of them at once. Where something cannot
-be proven, the view ends at that node; this is always sound.
+Sizes are symbolic polynomials. An axis is split only where the division is exact for all sizes. Two
+axes are declared the same only where a contraction or an element-wise operator walks along both of
+them at once. Where something cannot be proven, the view ends at that node; this is always sound.
 """
 
 from __future__ import annotations
@@ -40,17 +41,20 @@ def flat_axes(dims: Iterable[Axes]) -> Axes:
 
 @dataclass
 class KnownAxes:
-    """What is known of the axes of one match: into which finer axes an axis was split, and which axes are the same.
+    """What is known of the axes of one match: into which finer axes an axis was split, and which
+    axes are the same.
 
-    `_parts` maps an axis to the finer axes that replaced it, or to an equal axis. An axis in `_open` stands for several
-    dimensions whose sizes are not proven to be equal: a size among them may be 1 in some run.
+    `_parts` maps an axis to the finer axes that replaced it, or to an equal axis. An axis in
+    `_open` stands for several dimensions whose sizes are not proven to be equal: a size among them
+    may be 1 in some run.
     """
 
     _parts: dict[Axis, Axes] = field(default_factory=dict)
     _open: tuple[Axis, ...] = ()
 
     def branch(self) -> AxisSpace:
-        """A space that starts with this knowledge. This space does not learn what the branch learns."""
+        """A space that starts with this knowledge. This space does not learn what the branch
+        learns."""
         return AxisSpace(dict(self._parts), self._open)
 
     def knows_no_more(self, other: KnownAxes) -> bool:
@@ -73,8 +77,8 @@ class KnownAxes:
         return tuple(self.resolve(dim) for dim in dims)
 
     def settle(self, record: Record) -> Record:
-        """A record whose axes are in the finest parts known here: those of its tuples, mappings and dataclasses. A
-        space in it becomes this one."""
+        """A record whose axes are in the finest parts known here: those of its tuples, mappings and
+        dataclasses. A space in it becomes this one."""
         return self._settled(record)  # type: ignore[no-any-return]
 
     def _settled(self, record: Any) -> Any:
@@ -84,20 +88,29 @@ class KnownAxes:
             return self._settled_tuple(record)
         if isinstance(record, Mapping):
             entries = {key: self._settled(value) for key, value in record.items()}
-            return entries if any(entries[key] is not value for key, value in record.items()) else record
+            return (
+                entries
+                if any(entries[key] is not value for key, value in record.items())
+                else record
+            )
         if not is_dataclass(record) or isinstance(record, type):
             return record
         own = {field.name: getattr(record, field.name) for field in fields(record) if field.init}
-        moved = {name: new for name, value in own.items() if (new := self._settled(value)) is not value}
+        moved = {
+            name: new for name, value in own.items() if (new := self._settled(value)) is not value
+        }
         return replace(record, **moved) if moved else record
 
     def _settled_tuple(self, record: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A tuple of axes in their finest parts, or another tuple part by part; the same one where nothing changes."""
+        """A tuple of axes in their finest parts, or another tuple part by part; the same one where
+        nothing changes."""
         if isinstance(next(iter(record), None), Axis):
             parts: tuple[Any, ...] = self.resolve(record)
         else:
             parts = tuple(map(self._settled, record))
-        changed = len(parts) != len(record) or any(a is not b for a, b in zip(parts, record, strict=True))
+        changed = len(parts) != len(record) or any(
+            a is not b for a, b in zip(parts, record, strict=True)
+        )
         return parts if changed else record
 
     def size(self, axes: Iterable[Axis]) -> Dim:
@@ -105,13 +118,19 @@ class KnownAxes:
         return product(axis.size for axis in self.resolve(axes))
 
     def short_dims(self, dims: Arrangement, shape: Sequence[Dim] | None) -> list[Axes]:
-        """The dimensions of a tensor of this shape that may have fewer elements than their axes in some run.
+        """The dimensions of a tensor of this shape that may have fewer elements than their axes in
+        some run.
 
-        Such a dimension folds several axes into one. In some run one of these axes may have the size 1 in this tensor
-        and a larger size in another tensor. An axis that is a dimension of its own broadcasts in such a run. A folded
-        axis does not, and the size of its dimension does not show it. For an unknown shape the result is empty.
+        Such a dimension folds several axes into one. In some run one of these axes may have the
+        size 1 in this tensor and a larger size in another tensor. An axis that is a dimension of
+        its own broadcasts in such a run. A folded axis does not, and the size of its dimension does
+        not show it. For an unknown shape the result is empty.
         """
-        return [dim for dim, size in zip(dims, shape or (), strict=False) if self._may_be_short(dim, size)]
+        return [
+            dim
+            for dim, size in zip(dims, shape or (), strict=False)
+            if self._may_be_short(dim, size)
+        ]
 
     def _may_be_short(self, dim: Axes, size: Dim) -> bool:
         if self.size(dim) == size:
@@ -121,7 +140,8 @@ class KnownAxes:
         return any(own & part and own != part for part in parts)
 
     def may_broadcast(self, axes: Axes) -> bool:
-        """Does an axis stand for several dimensions that may have different sizes in some run: 1 and a larger one?"""
+        """Does an axis stand for several dimensions that may have different sizes in some run: 1
+        and a larger one?"""
         own = set(self.resolve(axes))
         return any(not own.isdisjoint(self.resolve((axis,))) for axis in self._open)
 
@@ -165,13 +185,14 @@ class AxisSpace(KnownAxes):
         return tuple(result)
 
     def unify(self, one: Axes, other: Axes) -> bool:
-        """Declare that two dimensions are walked together: one index runs along both. Returns False, and changes
-        nothing, when their sizes cannot be matched.
+        """Declare that two dimensions are walked together: one index runs along both. Returns
+        False, and changes nothing, when their sizes cannot be matched.
 
-        Two single axes are taken to be equal even if their sizes are different symbols. The operator that walks them
-        together fails at run time unless the sizes are equal, or one of them is 1 and its tensor is broadcast to the
-        other. The fused operator checks the same, as long as the axis is a dimension of its own (`short_dims`). `join`
-        is for operators whose result may be larger than either operand.
+        Two single axes are taken to be equal even if their sizes are different symbols. The
+        operator that walks them together fails at run time unless the sizes are equal, or one of
+        them is 1 and its tensor is broadcast to the other. The fused operator checks the same, as
+        long as the axis is a dimension of its own (`short_dims`). `join` is for operators whose
+        result may be larger than either operand.
         """
         known, open_ = dict(self._parts), self._open
         if self._walk_together(one, other):
@@ -180,8 +201,9 @@ class AxisSpace(KnownAxes):
         return False
 
     def unify_broadcast(self, one: Axes, other: Axes) -> bool:
-        """`unify` for dimensions that broadcast. Of two single axes of unknown sizes, either may be 1 in some run.
-        One new axis then stands for both, and its size is the broadcast of their sizes."""
+        """`unify` for dimensions that broadcast. Of two single axes of unknown sizes, either may be
+        1 in some run. One new axis then stands for both, and its size is the broadcast of their
+        sizes."""
         left, right = self.resolve(one), self.resolve(other)
         if len(left) == len(right) == 1 and left[0].size != right[0].size:
             sizes = left[0].size, right[0].size
@@ -193,7 +215,8 @@ class AxisSpace(KnownAxes):
         return self.unify(one, other)
 
     def assume_one(self, axes: Axes) -> None:
-        """Declare that a dimension has the size 1, because the operator that reads it fails in every other run."""
+        """Declare that a dimension has the size 1, because the operator that reads it fails in
+        every other run."""
         for axis in self.resolve(axes):
             self._parts[axis] = ()
 
@@ -216,9 +239,10 @@ class AxisSpace(KnownAxes):
         return not left and not right
 
     def _walk_back(self, left: list[Axis], right: list[Axis]) -> bool:
-        """Match two dimensions from the back, because their first axes do not match. The last axes come first in these
-        lists. The two single axes that remain in the end are taken to be equal, as in `unify`. Neither dimension may be
-        1 in any run, because a dimension of 1 could be broadcast to the other one."""
+        """Match two dimensions from the back, because their first axes do not match. The last axes
+        come first in these lists. The two single axes that remain in the end are taken to be equal,
+        as in `unify`. Neither dimension may be 1 in any run, because a dimension of 1 could be
+        broadcast to the other one."""
         if not (self.size(left).never_one and self.size(right).never_one):
             return False
         while len(left) > 1 or len(right) > 1:
@@ -234,8 +258,8 @@ class AxisSpace(KnownAxes):
         return True
 
     def _match(self, a: Axis, b: Axis, *, front: bool) -> tuple[list[Axis], list[Axis]] | None:
-        """Match two axes, from the front or from the back, as far as the smaller one goes. Returns what is left of each
-        axis, or None where neither size divides the other."""
+        """Match two axes, from the front or from the back, as far as the smaller one goes. Returns
+        what is left of each axis, or None where neither size divides the other."""
         if a.size == b.size:
             self._merge(a, b)
             return [], []

@@ -1,5 +1,5 @@
-"""The numbers that a tensor can hold at a position, and arithmetic on them. A number is a float constant, an integer
-that is linear in the position, or a choice between two numbers."""
+"""The numbers that a tensor can hold at a position, and arithmetic on them. A number is a float
+constant, an integer that is linear in the position, or a choice between two numbers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     "Max": np.maximum,
 }
 BITS: Mapping[str, Callable[..., Any]] = {"BitwiseAnd": operator.and_, "BitwiseOr": operator.or_}
-"""Operators on the bits of two integers, which are followed where both are known, as those of 0 and 1."""
+"""Operators on the bits of two integers, which are followed where both are known, as those of 0 and
+1."""
 EXACT_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Float types that hold every position of a sequence that fits into memory."""
 RANGES = {
@@ -70,8 +71,9 @@ LARGEST_FACTOR = {
     ir.DataType.FLOAT: 2**4,
     ir.DataType.DOUBLE: 2**16,
 }
-"""For each type, the largest sum of the factors on positions and sizes in a number that it holds. Positions and sizes
-are taken to be at most 2^19, so these parts stay within half of the type's range. Other types hold no such number."""
+"""For each type, the largest sum of the factors on positions and sizes in a number that it holds.
+Positions and sizes are taken to be at most 2^19, so these parts stay within half of the type's
+range. Other types hold no such number."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ class Case:
 
 
 Number = float | Affine | Case
-"""What a numeric tensor holds at a position: a float constant, an integer, or a choice between two numbers."""
+"""What a numeric tensor holds at a position: a float constant, an integer, or a choice between two
+numbers."""
 
 
 def count(number: Number) -> int:
@@ -93,11 +96,11 @@ def count(number: Number) -> int:
 
 
 def case(condition: Formula | None, chosen: Number | None, other: Number | None) -> Number | None:
-    """The choice between two numbers, or one of them where there is nothing to choose; None where the condition or a
-    number is unknown.
+    """The choice between two numbers, or one of them where there is nothing to choose; None where
+    the condition or a number is unknown.
 
-    An inner choice that shares a number with the outer one becomes a part of the outer condition. 0.0 and -0.0 are
-    one number here: no operation tells them apart.
+    An inner choice that shares a number with the outer one becomes a part of the outer condition.
+    0.0 and -0.0 are one number here: no operation tells them apart.
     """
     if condition is None or chosen is None or other is None:
         return None
@@ -129,7 +132,9 @@ def as_integer(number: Number | None) -> Affine | None:
 def condition_for(number: Number, test: Callable[[float | Affine], Formula]) -> Formula:
     """The condition under which a number passes a test."""
     if isinstance(number, Case):
-        return choice(number.condition, condition_for(number.chosen, test), condition_for(number.other, test))
+        return choice(
+            number.condition, condition_for(number.chosen, test), condition_for(number.other, test)
+        )
     return test(number)
 
 
@@ -144,7 +149,9 @@ def unequal(number: float | Affine, other: int) -> Formula:
         const = number.const
         if const is not None:
             return BooleanLiteral(const != other)
-        return disjunction((at_least_zero(number + -(other + 1)), at_least_zero(number.times(-1) + (other - 1))))
+        return disjunction(
+            (at_least_zero(number + -(other + 1)), at_least_zero(number.times(-1) + (other - 1)))
+        )
     return BooleanLiteral(number != other)
 
 
@@ -165,8 +172,11 @@ def _constant(number: float | Affine) -> float | None:
     return number.const if isinstance(number, Affine) else number
 
 
-def _pairs(left: Number, right: Number) -> tuple[Case, tuple[Number, Number], tuple[Number, Number]]:
-    """The first operand that is a Case, and the pairs of operands with its two numbers in its place."""
+def _pairs(
+    left: Number, right: Number
+) -> tuple[Case, tuple[Number, Number], tuple[Number, Number]]:
+    """The first operand that is a Case, and the pairs of operands with its two numbers in its
+    place."""
     if isinstance(left, Case):
         return left, (left.chosen, right), (left.other, right)
     assert isinstance(right, Case)
@@ -174,7 +184,8 @@ def _pairs(left: Number, right: Number) -> tuple[Case, tuple[Number, Number], tu
 
 
 def _compared_cases(op: str, left: Number, right: Number) -> Formula | None:
-    """`compared` where an operand is a Case: of both of its numbers, joined as the Case joins them."""
+    """`compared` where an operand is a Case: of both of its numbers, joined as the Case joins
+    them."""
     split, first, second = _pairs(left, right)
     chosen, other = compared(op, *first), compared(op, *second)
     if chosen is None or other is None:
@@ -189,7 +200,8 @@ def _compared_cases(op: str, left: Number, right: Number) -> Formula | None:
 
 
 def _extreme(number: Case) -> str | None:
-    """Whether a choice between two integers is their "Max" or their "Min"; None when it is neither."""
+    """Whether a choice between two integers is their "Max" or their "Min"; None when it is
+    neither."""
     if not isinstance(number.chosen, Affine) or not isinstance(number.other, Affine):
         return None
     gap = number.chosen - number.other
@@ -231,10 +243,14 @@ def _compared_integers(op: str, left: Affine, right: Affine) -> Formula:
 
 
 def if_representable(number: Number | None, dtype: ir.DataType | None) -> Number | None:
-    """The number, if the type holds it without wrapping around or rounding; else None. In a number that depends on
-    positions or sizes, these may use half of the type's range, and the constant part the other half."""
+    """The number, if the type holds it without wrapping around or rounding; else None. In a number
+    that depends on positions or sizes, these may use half of the type's range, and the constant
+    part the other half."""
     if isinstance(number, Case):
-        chosen, other = if_representable(number.chosen, dtype), if_representable(number.other, dtype)
+        chosen, other = (
+            if_representable(number.chosen, dtype),
+            if_representable(number.other, dtype),
+        )
         return case(number.condition, chosen, other)
     if not isinstance(number, Affine):
         return number
@@ -262,8 +278,8 @@ def rounded(number: float, dtype: ir.DataType) -> float | None:
 
 
 def cast(number: Number | None, dtype: ir.DataType | None) -> Number | None:
-    """The number after a cast; None when it is unknown. An integer may become a float, but a float no integer. The
-    caller checks that the type holds the number (`if_representable`)."""
+    """The number after a cast; None when it is unknown. An integer may become a float, but a float
+    no integer. The caller checks that the type holds the number (`if_representable`)."""
     if isinstance(number, Case):
         return case(number.condition, cast(number.chosen, dtype), cast(number.other, dtype))
     if isinstance(number, Affine):
@@ -277,7 +293,9 @@ def cast(number: Number | None, dtype: ir.DataType | None) -> Number | None:
     return rounded(number, dtype)
 
 
-def arithmetic(op: str, left: Number | None, right: Number | None, dtype: ir.DataType | None) -> Number | None:
+def arithmetic(
+    op: str, left: Number | None, right: Number | None, dtype: ir.DataType | None
+) -> Number | None:
     """`left op right`, rounded to the type where it is a float; None when it is unknown."""
     if left is None or right is None:
         return None
@@ -295,8 +313,8 @@ def arithmetic(op: str, left: Number | None, right: Number | None, dtype: ir.Dat
 
 
 def _whole_arithmetic(op: str, left: Affine, right: Affine) -> Number | None:
-    """`left op right` of two integers; None for a product that is not linear in the position, and for bits of integers
-    that are not known."""
+    """`left op right` of two integers; None for a product that is not linear in the position, and
+    for bits of integers that are not known."""
     if op in BITS:
         known = left.const is not None and right.const is not None
         return Affine.number(BITS[op](left.const, right.const), len(left.steps)) if known else None

@@ -1,18 +1,20 @@
 """Masks as formulas over the indices of their dimensions.
 
-A mask element is addressed by one index per dimension, x_0 .. x_(n-1). An `Affine` is an integer that depends on them
-linearly, with a symbolic offset. A formula is true or false for each element:
+A mask element is addressed by one index per dimension, x_0 .. x_(n-1). An `Affine` is an integer
+that depends on them linearly, with a symbolic offset. A formula is true or false for each element:
 
     formula := BooleanLiteral(true | false)
              | AtLeastZero(affine)                               a comparison of positions
              | BooleanTensor(value, axes, when)                  a boolean tensor of the graph
-             | ElementComparison(value, one, other, ...)         two elements of an integer tensor, compared
-             | IndexLessThanElement(affine, value, index, ...)   a position, compared with an element of an integer
-                                                                 tensor
+             | ElementComparison(value, one, other, ...)         two elements of an integer tensor,
+                                                                 compared
+             | IndexLessThanElement(affine, value, index, ...)   a position, compared with an
+                                                                 element of an integer tensor
              | All(formulas) | Some(formulas)
 
-`ElementComparison`, `IndexLessThanElement`, `Some` and `All` remember the boolean tensor of the graph that holds their
-value, when there is one (`origin`). A formula that cannot be expressed in another way is read from that tensor.
+`ElementComparison`, `IndexLessThanElement`, `Some` and `All` remember the boolean tensor of the
+graph that holds their value, when there is one (`origin`). A formula that cannot be expressed in
+another way is read from that tensor.
 """
 
 from __future__ import annotations
@@ -66,7 +68,10 @@ class Affine:
     def __add__(self, other: Affine | int) -> Affine:
         if isinstance(other, int):
             return replace(self, offset=self.offset + other)
-        return Affine(self.offset + other.offset, tuple(a + b for a, b in zip(self.steps, other.steps, strict=True)))
+        return Affine(
+            self.offset + other.offset,
+            tuple(a + b for a, b in zip(self.steps, other.steps, strict=True)),
+        )
 
     def __sub__(self, other: Affine) -> Affine:
         return self + other.times(-1)
@@ -106,8 +111,9 @@ class AtLeastZero:
 
 @dataclass(frozen=True)
 class BooleanTensor:
-    """The element of `value`, as a truth value, equals `when`. Dimension d of `value` runs along x_k for k = axes[d],
-    or has the size 1 where axes[d] is None. It may be longer than the mask in the dimension `cut`, where there is one:
+    """The element of `value`, as a truth value, equals `when`. Dimension d of `value` runs along
+    x_k for k = axes[d], or has the size 1 where axes[d] is None. It may be longer than the mask in
+    the dimension `cut`, where there is one:
     the mask then has its first elements."""
 
     value: ir.Value
@@ -117,8 +123,9 @@ class BooleanTensor:
 
     @property
     def origin(self) -> BooleanTensor:
-        """The tensor that holds the formula's value: this one. A formula of no tensor has none. It does not count when
-        formulas are compared: the same condition may stand in several tensors."""
+        """The tensor that holds the formula's value: this one. A formula of no tensor has none. It
+        does not count when formulas are compared: the same condition may stand in several
+        tensors."""
         return self
 
     def arranged(self, dims: Arrangement) -> Arrangement:
@@ -144,7 +151,11 @@ class ElementComparison:
     @property
     def differing(self) -> tuple[int, ...]:
         """The dimensions in which the two elements have different indices."""
-        return tuple(k for k, (one, other) in enumerate(zip(self.one, self.other, strict=True)) if one != other)
+        return tuple(
+            k
+            for k, (one, other) in enumerate(zip(self.one, self.other, strict=True))
+            if one != other
+        )
 
 
 @dataclass(frozen=True)
@@ -174,7 +185,15 @@ class Some:
     origin: BooleanTensor | None = field(default=None, compare=False)
 
 
-Formula = BooleanLiteral | AtLeastZero | BooleanTensor | ElementComparison | IndexLessThanElement | All | Some
+Formula = (
+    BooleanLiteral
+    | AtLeastZero
+    | BooleanTensor
+    | ElementComparison
+    | IndexLessThanElement
+    | All
+    | Some
+)
 
 TRUE, FALSE = BooleanLiteral(True), BooleanLiteral(False)
 
@@ -197,7 +216,8 @@ def conjuncts(formula: Formula) -> tuple[Formula, ...]:
 
 
 def at_least_zero(affine: Affine) -> Formula:
-    """affine >= 0. It becomes TRUE or FALSE where the integer is the same at every index and its sign is proven."""
+    """affine >= 0. It becomes TRUE or FALSE where the integer is the same at every index and its
+    sign is proven."""
     if affine.is_number and affine.offset.is_at_least(0):
         return TRUE
     if affine.is_number and (-affine.offset).is_at_least(1):
@@ -223,12 +243,12 @@ def negation(formula: Formula) -> Formula:
 
 
 def conjunction(parts: Iterable[Formula], origin: BooleanTensor | None = None) -> Formula:
-    """The formula that every part holds, without comparisons that other parts imply and without alternatives that other
-    parts exclude.
+    """The formula that every part holds, without comparisons that other parts imply and without
+    alternatives that other parts exclude.
 
     Raises:
-        TooLargeError: the formula has more than `MAX_PARTS`, so that what is made of it again and again would grow
-            beyond all bounds.
+        TooLargeError: the formula has more than `MAX_PARTS`, so that what is made of it again and
+            again would grow beyond all bounds.
     """
     flat = list(itertools.chain.from_iterable(map(conjuncts, parts)))
     if sum(map(count_parts, flat)) > MAX_PARTS:
@@ -259,7 +279,8 @@ def _without_implied(parts: Iterable[Formula]) -> list[Formula] | None:
 
 
 def _remaining(alternatives: Formula, facts: list[Formula]) -> Formula:
-    """The alternatives that are possible where the facts hold; a formula without alternatives as it is."""
+    """The alternatives that are possible where the facts hold; a formula without alternatives as it
+    is."""
     if not isinstance(alternatives, Some):
         return alternatives
     if any(part in facts for part in alternatives.parts):
@@ -273,8 +294,8 @@ def _remaining(alternatives: Formula, facts: list[Formula]) -> Formula:
 
 
 def _implies(one: Formula, other: Formula) -> bool:
-    """Is it proven that the second formula holds wherever the first does? It can be proven for comparisons whose
-    difference is never negative."""
+    """Is it proven that the second formula holds wherever the first does? It can be proven for
+    comparisons whose difference is never negative."""
     if one == other:
         return True
     if not isinstance(one, AtLeastZero) or not isinstance(other, AtLeastZero):
@@ -287,7 +308,9 @@ def disjunction(parts: Iterable[Formula], origin: BooleanTensor | None = None) -
     return negation(conjunction(map(negation, parts), _negated(origin)))
 
 
-def choice(condition: Formula, chosen: Formula, other: Formula, origin: BooleanTensor | None = None) -> Formula:
+def choice(
+    condition: Formula, chosen: Formula, other: Formula, origin: BooleanTensor | None = None
+) -> Formula:
     """`chosen` where the condition holds, else `other`. Raises TooLargeError as `conjunction`."""
     if chosen == other:
         return chosen

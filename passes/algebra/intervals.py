@@ -1,8 +1,9 @@
 """Intervals of numbers of which some may be NaN, and arithmetic on them.
 
-A number is proven not to be NaN if it is computed from such numbers, and from no combination that makes NaN of numbers:
-infinity less infinity, infinity times 0, infinity divided by infinity, a root or power of a negative number. An
-infinite end of an interval counts as an infinite number.
+A number is proven not to be NaN if it is computed from such numbers, and from no combination that
+makes NaN of numbers:
+infinity less infinity, infinity times 0, infinity divided by infinity, a root or power of a
+negative number. An infinite end of an interval counts as an infinite number.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ Interval = tuple[float, float]
 
 EVERYTHING = (-math.inf, math.inf)
 INEXACT = 2.0**-20
-"""How far kernels may be off in exponentials, logarithms and powers, relatively. A square root is rounded correctly."""
+"""How far kernels may be off in exponentials, logarithms and powers, relatively. A square root is
+rounded correctly."""
 SMALLEST_NORMAL = 2.0**-126
 """Below this number of float32 a kernel may give 0."""
 LARGEST_EXPONENT = 709.0
@@ -102,10 +104,12 @@ def _unless_nan(end: float, unbounded: float) -> float:
 
 
 def times(one: Bound, other: Bound) -> Bound | None:
-    """The bound of products; one of 0 and an infinity is NaN. None where an end is such a product."""
+    """The bound of products; one of 0 and an infinity is NaN. None where an end is such a
+    product."""
     ends = ends_of([a * b for a in one.unless_nan for b in other.unless_nan])
     undefined = any(
-        bound.unless_nan[0] <= 0.0 <= bound.unless_nan[1] and not all(map(math.isfinite, beside.unless_nan))
+        bound.unless_nan[0] <= 0.0 <= bound.unless_nan[1]
+        and not all(map(math.isfinite, beside.unless_nan))
         for bound, beside in ((one, other), (other, one))
     )
     if ends is None:
@@ -114,8 +118,8 @@ def times(one: Bound, other: Bound) -> Bound | None:
 
 
 def over(one: Bound, other: Bound) -> Bound | None:
-    """The bound of quotients; one of two infinities is NaN. None where the divisor may be 0, or where an end is such a
-    quotient."""
+    """The bound of quotients; one of two infinities is NaN. None where the divisor may be 0, or
+    where an end is such a quotient."""
     low, high = other.unless_nan
     if not (low > 0.0 or high < 0.0):
         return None
@@ -126,11 +130,12 @@ def over(one: Bound, other: Bound) -> Bound | None:
 
 
 def to_power(base: Bound, exponent: Bound, whole: bool) -> Bound | None:
-    """The bound of powers; `whole` exponents are whole numbers. None where 0 may have an exponent below 0.
+    """The bound of powers; `whole` exponents are whole numbers. None where 0 may have an exponent
+    below 0.
 
-    A power of a number from 0 on rises or falls with the base, and with the exponent. So its extremes are at the ends
-    of both intervals, and it is never NaN. A power of a negative number is NaN unless the exponent is whole. Then it is
-    that of the absolute value, with either sign.
+    A power of a number from 0 on rises or falls with the base, and with the exponent. So its
+    extremes are at the ends of both intervals, and it is never NaN. A power of a negative number is
+    NaN unless the exponent is whole. Then it is that of the absolute value, with either sign.
     """
     is_negative = base.unless_nan[0] < 0.0
     (low, high), (smallest, largest) = base.unless_nan, exponent.unless_nan
@@ -139,7 +144,9 @@ def to_power(base: Bound, exponent: Bound, whole: bool) -> Bound | None:
     if low == 0.0 and smallest < 0.0:
         return None
     with np.errstate(all="ignore"):
-        corners = [float(np.float64(x) ** np.float64(y)) for x in (low, high) for y in (smallest, largest)]
+        corners = [
+            float(np.float64(x) ** np.float64(y)) for x in (low, high) for y in (smallest, largest)
+        ]
     ends = _inexact((min(corners), max(corners)))
     may_be_nan = base.may_be_nan or exponent.may_be_nan or (is_negative and not whole)
     if is_negative:
@@ -161,7 +168,8 @@ def root(one: Bound) -> Bound:
 
 
 def _inexact(ends: Interval) -> Interval:
-    """The interval of what kernels give for exact results of this interval, which is not below 0."""
+    """The interval of what kernels give for exact results of this interval, which is not below
+    0."""
     low, high = ends[0] * (1.0 - INEXACT), max(ends[1] * (1.0 + INEXACT), SMALLEST_NORMAL)
     if not low >= SMALLEST_NORMAL:
         low = 0.0

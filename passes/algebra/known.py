@@ -20,7 +20,9 @@ def if_known(function: Callable[[A, B], R], one: A | None, two: B | None, /) -> 
 
 
 @overload
-def if_known(function: Callable[[A, B, C], R], one: A | None, two: B | None, three: C | None, /) -> R | None: ...
+def if_known(
+    function: Callable[[A, B, C], R], one: A | None, two: B | None, three: C | None, /
+) -> R | None: ...
 
 
 def if_known(function: Callable[..., Any], *arguments: object) -> Any:

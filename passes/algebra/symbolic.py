@@ -1,10 +1,11 @@
 """Symbolic sizes: polynomials with integer coefficients over named symbols.
 
-A `Dim` stands for an integer that is fixed in one run of a model. `a == b` means "equal in every run
-that succeeds": two dims that agree only in some runs compare unequal, so equality may be relied upon.
+A `Dim` stands for an integer that is fixed in one run of a model. `a == b` means "equal in every
+run that succeeds": two dims that agree only in some runs compare unequal, so equality may be relied
+upon.
 
-An operation whose result is no polynomial makes an opaque *atom*, keyed by its expression: the same quotient of
-the same dims is the same atom, so it cancels and compares like any symbol.
+An operation whose result is no polynomial makes an opaque *atom*, keyed by its expression: the same
+quotient of the same dims is the same atom, so it cancels and compares like any symbol.
 """
 
 from __future__ import annotations
@@ -28,19 +29,21 @@ _SERIAL = itertools.count()
 _DEPTH = 4
 """How many minimum atoms a sign proof splits into cases before it gives up."""
 _SHALLOW = ((4, _DEPTH), (8, 2), (64, 1))
-"""Pairs (count, depth): for a sum of at most `count` minimum atoms, a sign proof splits at most `depth` of them.
-Splitting all of them in any order would make too many cases."""
+"""Pairs (count, depth): for a sum of at most `count` minimum atoms, a sign proof splits at most
+`depth` of them. Splitting all of them in any order would make too many cases."""
 _WORK = 2048
 """The most terms that a proof looks at. Those of real models need 24."""
 _PARTS = 32
 """The most sizes whose broadcast is a known size. Those of real models are up to 4."""
 _MINIMA = 16
-"""The most minima in a size that is simplified, each by proofs of its own. Those of real models are up to 2."""
+"""The most minima in a size that is simplified, each by proofs of its own. Those of real models are
+up to 2."""
 
 _LONGEST_NAME = 100
 _TERMS, _PRODUCTS, _DEGREE = 256, 1024, 64
-"""The most terms of a sum, the most terms of a product before equal ones are added up, and the most atoms in a term. A
-result beyond these limits is an unknown size: a product of thirty sums has a billion terms."""
+"""The most terms of a sum, the most terms of a product before equal ones are added up, and the most
+atoms in a term. A result beyond these limits is an unknown size: a product of thirty sums has a
+billion terms."""
 
 
 class Atom:
@@ -89,7 +92,8 @@ def _serial(atom: Atom) -> int:
 
 
 def _order(monomial: Monomial) -> tuple[int, tuple[int, ...]]:
-    """The key of a graded order of monomials. Multiplication keeps this order, as exact division requires."""
+    """The key of a graded order of monomials. Multiplication keeps this order, as exact division
+    requires."""
     return len(monomial), tuple(atom.serial for atom in monomial)
 
 
@@ -117,9 +121,12 @@ class Dim:
 
     @staticmethod
     def symbol(name: str, lower: int = 0) -> Dim:
-        """The size called `name`: one symbol everywhere, for each lower bound. It is never negative."""
+        """The size called `name`: one symbol everywhere, for each lower bound. It is never
+        negative."""
         shown = f"'{name}'" if name.startswith("?") else name
-        return Dim._from_atom(_intern("symbol", (name, lower), lambda: Atom("symbol", shown, (), lower)))
+        return Dim._from_atom(
+            _intern("symbol", (name, lower), lambda: Atom("symbol", shown, (), lower))
+        )
 
     @staticmethod
     def fresh(lower: int | None = 0) -> Dim:
@@ -145,7 +152,8 @@ class Dim:
 
     @property
     def atoms(self) -> frozenset[Atom]:
-        """The atoms the polynomial is written in; the atoms inside an opaque atom are not listed."""
+        """The atoms the polynomial is written in; the atoms inside an opaque atom are not
+        listed."""
         return frozenset(itertools.chain.from_iterable(self._terms))
 
     @property
@@ -165,8 +173,12 @@ class Dim:
 
     @property
     def products(self) -> tuple[tuple[int, tuple[Dim, ...]], ...]:
-        """The dim as a sum of products: each factor with the atoms, as dims, by which it is multiplied."""
-        return tuple((factor, tuple(map(Dim._from_atom, monomial))) for monomial, factor in self._terms.items())
+        """The dim as a sum of products: each factor with the atoms, as dims, by which it is
+        multiplied."""
+        return tuple(
+            (factor, tuple(map(Dim._from_atom, monomial)))
+            for monomial, factor in self._terms.items()
+        )
 
     @property
     def single_atom(self) -> Atom | None:
@@ -185,7 +197,11 @@ class Dim:
     @property
     def minima_alone(self) -> list[Atom]:
         """The minima that are terms of the sum by themselves, but for a coefficient."""
-        return [monomial[0] for monomial in self._terms if len(monomial) == 1 and monomial[0].op == "min0"]
+        return [
+            monomial[0]
+            for monomial in self._terms
+            if len(monomial) == 1 and monomial[0].op == "min0"
+        ]
 
     @property
     def is_known(self) -> bool:
@@ -207,8 +223,8 @@ class Dim:
 
     @property
     def upper(self) -> int | None:
-        """An upper bound that holds in every run, or None when none is proven. One is known for a constant and for the
-        minimum of a constant and another size."""
+        """An upper bound that holds in every run, or None when none is proven. One is known for a
+        constant and for the minimum of a constant and another size."""
         if self.const is not None:
             return self.const
         for atom in self.minima:
@@ -229,7 +245,8 @@ class Dim:
         return math.gcd(*self._terms.values()) > 1 or self.is_at_least(2)
 
     def evaluate(self, bindings: Mapping[str, int]) -> int | None:
-        """The value when every symbol has the value of its name in `bindings`; None if one is missing.
+        """The value when every symbol has the value of its name in `bindings`; None if one is
+        missing.
 
         Opaque atoms are computed from their operands unless `bindings` holds their printed name.
         """
@@ -237,11 +254,13 @@ class Dim:
         return number
 
     def evaluate_all(self, bindings: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """`evaluate` at several points at once: `bindings` hold the values at each. None where one is missing, or where
-        a divisor is 0 at one of the points."""
+        """`evaluate` at several points at once: `bindings` hold the values at each. None where one
+        is missing, or where a divisor is 0 at one of the points."""
         return if_known(np.asarray, self._evaluated(bindings, _VALUES_OF))
 
-    def _evaluated(self, bindings: Mapping[str, Any], value_of: Mapping[str, Callable[..., Any]]) -> Any:
+    def _evaluated(
+        self, bindings: Mapping[str, Any], value_of: Mapping[str, Callable[..., Any]]
+    ) -> Any:
         """The value, by the numbers or the arrays in `bindings` and by what computes with them."""
         total = 0
         for monomial, factor in self._terms.items():
@@ -362,8 +381,13 @@ class Dim:
             # floor((by*q + r) / by) = q + floor(r / by) whatever the signs.
             whole, left = _split(left, by)
             inner = (left - left.addend).single_atom
-            if inner is not None and inner.op == "floor" and (factor := inner.args[1].const or 0) > 0:
-                # floor((floor(x / m) + c) / n) = floor((x + c*m) / (m*n)) for all x and c, and m and n above 0.
+            if (
+                inner is not None
+                and inner.op == "floor"
+                and (factor := inner.args[1].const or 0) > 0
+            ):
+                # floor((floor(x / m) + c) / n) = floor((x + c*m) / (m*n)) for all x and c, and m
+                # and n above 0.
                 return whole + Dim.floordiv(inner.args[0] + left.addend * factor, by * factor)
         left, right = _reduced(left, right)
         return whole + _opaque("floor", left, right, _least_quotient(left, right))
@@ -421,14 +445,16 @@ class Dim:
     def broadcast(a: Dim | int, b: Dim | int) -> Dim:
         """The size of an axis on which sizes a and b are broadcast together.
 
-        It is right in every run in which they can be broadcast: they are equal, or one of them is 1. So a constant
-        other than 1, or any dim proven never to be 1, is the result whatever the other one is.
+        It is right in every run in which they can be broadcast: they are equal, or one of them
+        is 1. So a constant other than 1, or any dim proven never to be 1, is the result whatever
+        the other one is.
         """
         return _broadcast(_need(a), _need(b))
 
     @property
     def broadcast_parts(self) -> tuple[Dim, ...]:
-        """The sizes whose broadcast this one is, in a fixed order; this one alone where it is no broadcast."""
+        """The sizes whose broadcast this one is, in a fixed order; this one alone where it is no
+        broadcast."""
         atom = self.single_atom
         if atom is None or atom.op != "broadcast":
             return (self,)
@@ -453,7 +479,10 @@ class Dim:
         def place(monomial: Monomial) -> tuple[int, list[str]]:
             return -len(monomial), [atom.name for atom in monomial]
 
-        text = "".join(_signed_text(monomial, self._terms[monomial]) for monomial in sorted(self._terms, key=place))
+        text = "".join(
+            _signed_text(monomial, self._terms[monomial])
+            for monomial in sorted(self._terms, key=place)
+        )
         if text.startswith(" - "):
             return f"-{text[3:]}"
         return text.removeprefix(" + ") or "0"
@@ -478,8 +507,8 @@ def _signed_text(monomial: Monomial, factor: int) -> str:
 
 
 def named(text: str) -> Dim:
-    """The dim that a declared name stands for: a size of that name, or a sum, difference or product of
-    names and integers as torch's exporter writes them ("s15 + 1"). Any other text is a name."""
+    """The dim that a declared name stands for: a size of that name, or a sum, difference or product
+    of names and integers as torch's exporter writes them ("s15 + 1"). Any other text is a name."""
     try:
         return _parsed(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -554,8 +583,8 @@ def _proven(dim: Dim, bound: int) -> bool:
 class _Proof:
     """One proof that a dim is at least a number.
 
-    Minima may be split in any order, and different orders lead to the same dims, so the proof remembers its answers.
-    A proof that looks at more than `_WORK` terms is given up.
+    Minima may be split in any order, and different orders lead to the same dims, so the proof
+    remembers its answers. A proof that looks at more than `_WORK` terms is given up.
     """
 
     __slots__ = ("answers", "work")
@@ -565,7 +594,8 @@ class _Proof:
         self.work = 0
 
     def at_least(self, dim: Dim, bound: int, depth: int) -> bool:
-        """Whether the dim is proven to be `bound` or more, if at most `depth` minima are split into cases."""
+        """Whether the dim is proven to be `bound` or more, if at most `depth` minima are split into
+        cases."""
         lower = dim.lower
         if lower is not None and lower >= bound:
             return True
@@ -583,19 +613,25 @@ class _Proof:
     def _splits(self, dim: Dim, atom: Atom, bound: int, depth: int) -> bool:
         """Whether the two cases of a minimum prove the bound.
 
-        min(x, 0) is x or 0, so the dim is one of two cases; both must prove the bound. One of them is enough where the
-        dim falls as the minimum grows: the minimum is at most x and at most 0, so the dim is at least each case.
+        min(x, 0) is x or 0, so the dim is one of two cases; both must prove the bound. One of them
+        is enough where the dim falls as the minimum grows: the minimum is at most x and at most 0,
+        so the dim is at least each case.
         """
         self.work += len(dim._terms) + len(atom.args[0]._terms)
         if self.work > _WORK:
             return False
-        cases = (self.at_least(dim.substitute({atom: value}), bound, depth) for value in (Dim(0), atom.args[0]))
+        cases = (
+            self.at_least(dim.substitute({atom: value}), bound, depth)
+            for value in (Dim(0), atom.args[0])
+        )
         return any(cases) if self._falls(dim, atom, depth) else all(cases)
 
     def _falls(self, dim: Dim, atom: Atom, depth: int) -> bool:
-        """Whether the dim is linear in the atom, with a coefficient that is proven never to be positive.
+        """Whether the dim is linear in the atom, with a coefficient that is proven never to be
+        positive.
 
-        The coefficient is all that the atom is multiplied by, other atoms included: that of u in s*u - u is s - 1.
+        The coefficient is all that the atom is multiplied by, other atoms included: that of u in
+        s*u - u is s - 1.
         """
         coefficient: dict[Monomial, int] = {}
         for monomial, factor in dim._terms.items():
@@ -645,8 +681,8 @@ def _split(dim: Dim, by: int) -> tuple[Dim, Dim]:
 
 
 def _residue(dim: Dim, by: int) -> Dim:
-    """A dim that is equal modulo `by`, its coefficients in 0..by-1. A remainder of a division by a multiple of `by` is
-    equal to what was divided."""
+    """A dim that is equal modulo `by`, its coefficients in 0..by-1. A remainder of a division by a
+    multiple of `by` is equal to what was divided."""
     while remainders := {atom: atom.args[0] for atom in dim.atoms if _divides_remainder(atom, by)}:
         dim = _split(dim.substitute(remainders), by)[1]
     return _split(dim, by)[1]
@@ -654,13 +690,18 @@ def _residue(dim: Dim, by: int) -> Dim:
 
 def _divides_remainder(atom: Atom, by: int) -> bool:
     """Is the atom a remainder of a division by a multiple of `by`?"""
-    return atom.op in ("mod", "fmod") and atom.args[1].const is not None and atom.args[1].const % by == 0
+    return (
+        atom.op in ("mod", "fmod")
+        and atom.args[1].const is not None
+        and atom.args[1].const % by == 0
+    )
 
 
 def _exact_quotient(left: Dim, right: Dim) -> Dim | None:
     """The quotient in every run where `right` is not 0; None where none is exact.
 
-    A floor(x / n) is x / n where n divides x: padded // (padded // 4) is 4 where `padded` is a multiple of 4.
+    A floor(x / n) is x / n where n divides x: padded // (padded // 4) is 4 where `padded` is a
+    multiple of 4.
     """
     exact = left.exact_div(right)
     floors = [atom for atom in right.atoms if atom.op == "floor" and right._terms.get((atom,)) == 1]
@@ -674,7 +715,12 @@ def _exact_quotient(left: Dim, right: Dim) -> Dim | None:
     return None if times is None else times * by
 
 
-_TEXT = {"floor": "({})//({})", "trunc": "trunc(({})/({}))", "mod": "({}) % ({})", "fmod": "fmod({}, {})"}
+_TEXT = {
+    "floor": "({})//({})",
+    "trunc": "trunc(({})/({}))",
+    "mod": "({}) % ({})",
+    "fmod": "fmod({}, {})",
+}
 """How divisions are written."""
 
 
@@ -702,10 +748,11 @@ def _min0(x: Dim) -> Dim:
 
 
 def _min0_of_unit(x: Dim) -> Dim | None:
-    """min(x, 0) of an x that holds u = min(s - 1, 0) for a size s, or None. This u is -1 if s is 0, and else 0.
+    """min(x, 0) of an x that holds u = min(s - 1, 0) for a size s, or None. This u is -1 if s is 0,
+    and else 0.
 
-    Let x not be negative for s >= 1, and be the constant c < 0 for s = 0. Then min(x, 0) is -c*u. Such lengths come
-    from slices like x[:, :1] beside x[:, 1:].
+    Let x not be negative for s >= 1, and be the constant c < 0 for s = 0. Then min(x, 0) is -c*u.
+    Such lengths come from slices like x[:, :1] beside x[:, 1:].
     """
     for unit in x.atoms:
         size = _size_of_unit(unit)
@@ -772,26 +819,30 @@ def _broadcast(a: Dim, b: Dim) -> Dim:
 def _is_least_of(least: Dim, dim: Dim) -> bool:
     """Whether `least` is min(dim, t) for a t that is 1 or more, or a size.
 
-    Then `least` and `dim` broadcast together give dim: if t < dim, then t is 1, or dim is 1 and t is 0 (such runs are
-    left out). A mask of declared length t sliced to the key length is such a size.
+    Then `least` and `dim` broadcast together give dim: if t < dim, then t is 1, or dim is 1 and t
+    is 0 (such runs are left out). A mask of declared length t sliced to the key length is such a
+    size.
     """
     # The operand of the minimum is dim - t or t - dim.
     others = [other for atom in least.minima for other in (dim - atom.args[0], dim + atom.args[0])]
-    return any(other.is_at_least(0) and other != 0 and least == Dim.min(dim, other) for other in others)
+    return any(
+        other.is_at_least(0) and other != 0 and least == Dim.min(dim, other) for other in others
+    )
 
 
 def cap_of(capped: Dim, dim: Dim) -> int | None:
     """The constant c >= 2 when `capped` is min(dim, c), else None.
 
-    min(dim, c) broadcasts with dim only in runs where dim <= c. In other runs c meets a larger size, and neither of
-    them is 1. A window sliced from a constant triangle is such a size.
+    min(dim, c) broadcasts with dim only in runs where dim <= c. In other runs c meets a larger
+    size, and neither of them is 1. A window sliced from a constant triangle is such a size.
     """
     caps = without_none(consts(dim - atom.args[0] for atom in capped.minima))
     return next((cap for cap in caps if cap >= 2 and capped == Dim.min(dim, cap)), None)
 
 
 def simplify_given(size: Dim, known: Iterable[Dim]) -> Dim:
-    """The size in runs in which none of `known` is negative. In such runs min(x, 0) may be known to be 0 or x."""
+    """The size in runs in which none of `known` is negative. In such runs min(x, 0) may be known to
+    be 0 or x."""
     known = tuple(known)
     minima = size.minima
     if len(minima) > _MINIMA:
@@ -806,10 +857,11 @@ def simplify_given(size: Dim, known: Iterable[Dim]) -> Dim:
 
 
 def zero_minimum(dim: Dim) -> dict[Atom, Dim]:
-    """The value of a minimum in runs in which a multiple of it, the dim, is 0; empty for other dims.
+    """The value of a minimum in runs in which a multiple of it, the dim, is 0; empty for other
+    dims.
 
-    Where a multiple of min(x, 0) is 0, min(x, 0) is 0. A multiple of min(-x, 0) is written with min(x, 0) - x: where
-    this is 0, min(x, 0) is x.
+    Where a multiple of min(x, 0) is 0, min(x, 0) is 0. A multiple of min(-x, 0) is written with
+    min(x, 0) - x: where this is 0, min(x, 0) is x.
     """
     for atom in dim.minima_alone:
         factor = dim._terms[(atom,)]
@@ -820,7 +872,9 @@ def zero_minimum(dim: Dim) -> dict[Atom, Dim]:
     return {}
 
 
-def _evaluated_atom(atom: Atom, bindings: Mapping[str, Any], value_of: Mapping[str, Callable[..., Any]]) -> Any:
+def _evaluated_atom(
+    atom: Atom, bindings: Mapping[str, Any], value_of: Mapping[str, Callable[..., Any]]
+) -> Any:
     """The value of an atom; None where an operand is missing, or a divisor is 0."""
     if atom.name in bindings:
         return bindings[atom.name]
@@ -854,7 +908,9 @@ _VALUE_OF: Mapping[str, Callable[..., int]] = {
 
 _VALUES_OF: Mapping[str, Callable[..., np.ndarray]] = {
     "min0": lambda values: np.minimum(values, 0),
-    "broadcast": lambda *sizes: functools.reduce(lambda one, other: np.where(one == 1, other, one), sizes),
+    "broadcast": lambda *sizes: functools.reduce(
+        lambda one, other: np.where(one == 1, other, one), sizes
+    ),
     "floor": np.floor_divide,
     "mod": np.mod,
     "trunc": lambda left, right: (left - np.fmod(left, right)) // right,

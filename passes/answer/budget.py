@@ -1,12 +1,13 @@
-"""The budget of the proofs about one attention. It is a number of steps, and not of seconds, so that the same model
-gets the same answer on every machine.
+"""The budget of the proofs about one attention. It is a number of steps, and not of seconds, so
+that the same model gets the same answer on every machine.
 
-Each proof is bounded by itself: it remembers what it was asked, or gives up after so many operators. The budget is for
-all of them together. Whoever follows a graph calls `spend` once for each node. Where the budget is used up, `spend`
-raises the Decline that says so, and raises it again whatever is tried next, so that the attention is given up soon.
+Each proof is bounded by itself: it remembers what it was asked, or gives up after so many
+operators. The budget is for all of them together. Whoever follows a graph calls `spend` once for
+each node. Where the budget is used up, `spend` raises the Decline that says so, and raises it again
+whatever is tried next, so that the attention is given up soon.
 
-Nothing is raised outside of `limited`, and nothing while nodes are made (`building`), because a graph that is half
-changed cannot be left alone.
+Nothing is raised outside of `limited`, and nothing while nodes are made (`building`), because a
+graph that is half changed cannot be left alone.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from fa_compiler.passes.answer.report import Code
 
 T = TypeVar("T")
 STEPS = 100_000
-"""The steps for one attention. Attentions of real models take up to 1,100. All of it is about a second."""
+"""The steps for one attention. Attentions of real models take up to 1,100. All of it is about a
+second."""
 
 
 @dataclass
 class Budget:
-    """The steps of one attention. `node` is the one that the report names where no other is known."""
+    """The steps of one attention. `node` is the one that the report names where no other is
+    known."""
 
     node: ir.Node
     limit: int
@@ -63,8 +66,8 @@ def limited(node: ir.Node) -> Iterator[Budget]:
 
 
 def limited_attempt(node: ir.Node, action: Callable[[], T]) -> T | Decline:
-    """What an action returns, or why it declines, with a new budget. Where that was used up, this is the reason,
-    whatever the action made of it."""
+    """What an action returns, or why it declines, with a new budget. Where that was used up, this
+    is the reason, whatever the action made of it."""
     with limited(node) as budget:
         result = attempt(action)
     return budget.ended or result if isinstance(result, Decline) else result
@@ -85,7 +88,8 @@ def building() -> Iterator[None]:
 
 
 def spend(culprit: ir.Node | None = None, steps: int = 1) -> None:
-    """Count steps of the attention at hand, if there is one. Raises Decline where its budget is used up."""
+    """Count steps of the attention at hand, if there is one. Raises Decline where its budget is
+    used up."""
     budget = _CURRENT.get()
     if budget is not None:
         budget.spend(steps, culprit)

@@ -1,7 +1,8 @@
-"""The one way in which a matcher gives up: an exception with a code, a sentence and the culprit node.
+"""The one way in which a matcher gives up: an exception with a code, a sentence and the culprit
+node.
 
-It is raised to the report (fusion.py). Who has another way to go on asks by `attempt`, which turns the exception into a
-value, and who knows a better reason raises it by `reworded`.
+It is raised to the report (fusion.py). Who has another way to go on asks by `attempt`, which turns
+the exception into a value, and who knows a better reason raises it by `reworded`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ def label(node: ir.Node) -> str: ...
 @overload
 def label(node: ir.Node | None) -> str | None: ...
 def label(node: ir.Node | None) -> str | None:
-    """The name by which a user knows a node: its own, or that of its first named output, or its type. None where there
-    is no node."""
+    """The name by which a user knows a node: its own, or that of its first named output, or its
+    type. None where there is no node."""
     if node is None:
         return None
     if node.name:
@@ -37,10 +38,13 @@ def label(node: ir.Node | None) -> str | None:
 class Decline(Exception):
     """Raised where a match or a rewrite cannot go on. It is an expected answer, not an error.
 
-    The hint says what the user can change. By default it is the advice of the code; "" says that there is nothing.
+    The hint says what the user can change. By default it is the advice of the code; "" says that
+    there is nothing.
     """
 
-    def __init__(self, code: Code, reason: str, culprit: ir.Node | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self, code: Code, reason: str, culprit: ir.Node | None = None, hint: str | None = None
+    ) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
@@ -50,8 +54,8 @@ class Decline(Exception):
     def as_missed(self, code: MissedCode, node: ir.Node | None) -> Missed:
         """What an attention misses that is fused in another way, after this was raised.
 
-        The culprit is `node` where the decline names none. The advice of a code is left out: it is about attention that
-        is not fused.
+        The culprit is `node` where the decline names none. The advice of a code is left out: it is
+        about attention that is not fused.
         """
         hint = None if self.hint == self.code.advice else self.hint
         return Missed(code, self.reason, label(self.culprit or node), hint)
@@ -65,7 +69,8 @@ def first_reason(reasons: Mapping[str, bool]) -> str | None:
 def attempt(action: Callable[[], T]) -> T | Decline:
     """What an action returns, or the Decline that it raises.
 
-    The traceback is taken off: it would keep alive what the frames of all callers hold, such as a session.
+    The traceback is taken off: it would keep alive what the frames of all callers hold, such as a
+    session.
     """
     try:
         return action()
@@ -80,8 +85,8 @@ def if_possible(action: Callable[[], T]) -> T | None:
 
 
 def first_possible(actions: Iterable[Callable[[], T]]) -> T:
-    """What the first of some actions returns that does not raise a Decline. Raises that of the first action where all
-    do. There is at least one."""
+    """What the first of some actions returns that does not raise a Decline. Raises that of the
+    first action where all do. There is at least one."""
     refusal: Decline | None = None
     for result in map(attempt, actions):
         if not isinstance(result, Decline):

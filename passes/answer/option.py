@@ -1,8 +1,8 @@
 """What users are told of an option, written at the field that holds the option.
 
-A record of options is a frozen dataclass. The fields with `metadata=told(...)` are the options that users set; a field
-without is set by the program. The command line, the keywords of the Python functions and the tables of the docs take
-name, default and text from here.
+A record of options is a frozen dataclass. The fields with `metadata=told(...)` are the options that
+users set; a field without is set by the program. The command line, the keywords of the Python
+functions and the tables of the docs take name, default and text from here.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ def as_given(value: Any) -> Any:
 class Told:
     """What users are told of an option, and how its value is read.
 
-    Texts: `help` is that of --help. There `usage` follows, and in Python `details`. `in_python` stands in the place of
-    `help` where Python cannot say the same. `negated` is the text of the option --no-NAME of a Boolean that is True by
-    default.
+    Texts: `help` is that of --help. There `usage` follows, and in Python `details`. `in_python`
+    stands in the place of `help` where Python cannot say the same. `negated` is the text of the
+    option --no-NAME of a Boolean that is True by default.
 
-    Values: `choices` are all that there are. `completed` are the words that a shell completes besides. `meanings` are
-    sentences about words, which the value `help` prints on the command line. `metavar` stands for a value in --help,
-    where it is not the choices.
+    Values: `choices` are all that there are. `completed` are the words that a shell completes
+    besides. `meanings` are sentences about words, which the value `help` prints on the command
+    line. `metavar` stands for a value in --help, where it is not the choices.
 
-    Names: `name` is the keyword, if it is not the name of the field, and `flag` the option of the command line, if it
-    is not made of the keyword. An option that is not `on_command_line` is one of Python only.
+    Names: `name` is the keyword, if it is not the name of the field, and `flag` the option of the
+    command line, if it is not made of the keyword. An option that is not `on_command_line` is one
+    of Python only.
 
-    Readings: `default` is what users see, where the field has another form. `kind` reads one text of the command line,
-    and tells argparse of a fault. `repeated` options may stand there several times. `parse` makes the value of Python
-    from that of the command line, and `read` that of the field from the one of Python; both raise ValueError.
+    Readings: `default` is what users see, where the field has another form. `kind` reads one text
+    of the command line, and tells argparse of a fault. `repeated` options may stand there several
+    times. `parse` makes the value of Python from that of the command line, and `read` that of the
+    field from the one of Python; both raise ValueError.
     """
 
     help: str = ""
@@ -67,7 +69,8 @@ def told(help: str = "", **more: Any) -> dict[str, Told]:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of users: the field that holds it, its keyword in Python, its default, and what is told of it."""
+    """An option of users: the field that holds it, its keyword in Python, its default, and what is
+    told of it."""
 
     field: str
     name: str
@@ -82,7 +85,9 @@ class Option:
     @property
     def flag(self) -> str:
         """The option on the command line."""
-        return self.told.flag or f"--{'no-' if self.told.negated else ''}{self.name.replace('_', '-')}"
+        return (
+            self.told.flag or f"--{'no-' if self.told.negated else ''}{self.name.replace('_', '-')}"
+        )
 
     @property
     def metavar(self) -> str | None:

@@ -72,14 +72,16 @@ ALONE = "fuse attention alone: leave the norms, gated products and rotary positi
 """What `only` does, in all commands that have it."""
 
 ATTENTION_SINCE, NEWEST_OPSET = 23, 28
-"""The first opset with ONNX's Attention, and the newest opset whose operators are known here. An operator of a newer
-opset may mean something else. The rows of the table in lowering/ascend/onnx_route/changes.py reach as far."""
+"""The first opset with ONNX's Attention, and the newest opset whose operators are known here. An
+operator of a newer opset may mean something else. The rows of the table in
+lowering/ascend/onnx_route/changes.py reach as far."""
 
 ATTENTION_ONLY = "attention"
 """What `only` may be."""
 
 OWN_WEIGHTS, ALL_WEIGHTS, NO_WEIGHTS = JOINED = ("own", "all", "none")
-"""What `join_weights` may be: the weights in the model's own file, those in files beside it, too, or none."""
+"""What `join_weights` may be: the weights in the model's own file, those in files beside it, too,
+or none."""
 
 DEFAULT_PRODUCT = "A2"
 """The Ascend product that a result is verified for when the user names none."""
@@ -94,7 +96,8 @@ def _split(groups: Iterable[str]) -> list[str]:
 
 
 def words_of(assume: Iterable[str]) -> tuple[str, ...]:
-    """The words of assumptions, of which one may stand alone. Raises TypeError for what is no list of texts."""
+    """The words of assumptions, of which one may stand alone. Raises TypeError for what is no list
+    of texts."""
     words = (assume,) if isinstance(assume, str) else assume
     if not isinstance(words, Iterable):
         raise TypeError(f"`assume` is a list, not {assume!r}")
@@ -135,14 +138,15 @@ def _runtime(name: str | Runtime | None) -> Runtime | None:
 class Options:
     """Options of one optimisation run. The texts at the fields tell users what an option does.
 
-    A model for the `parser_plugins` that ATC itself has gets only what they write: nothing becomes IncreFlashAttention,
-    whose plugin does not work, and around attention op_registry/parser_plugins.py says what they read. A model that
-    is to be `divided` along the sequence keeps as masks what a rank cannot have: packed sequences, whose ends it does
-    not know, and bands that leave out the key of the row itself.
+    A model for the `parser_plugins` that ATC itself has gets only what they write: nothing becomes
+    IncreFlashAttention, whose plugin does not work, and around attention
+    op_registry/parser_plugins.py says what they read. A model that is to be `divided` along the
+    sequence keeps as masks what a rank cannot have: packed sequences, whose ends it does not know,
+    and bands that leave out the key of the row itself.
 
-    **Add an option**: a field here, a key in `FusionKeywords` below, and the code that reads the field. The tests then
-    name the rows that the docs need. An option that only matters when a file is written stands in `FileOptions`
-    (fa_compiler/pipeline/options.py).
+    **Add an option**: a field here, a key in `FusionKeywords` below, and the code that reads the
+    field. The tests then name the rows that the docs need. An option that only matters when a file
+    is written stands in `FileOptions` (fa_compiler/pipeline/options.py).
     """
 
     target: Target = field(
@@ -244,8 +248,9 @@ class Options:
 
     @property
     def fuses_around(self) -> bool:
-        """Are norms, gated activations and rotary positions around attention fused, too? A rank of a divided model
-        keeps them. For ONNX and ONNX Runtime this needs a runtime, because others may not know the operators."""
+        """Are norms, gated activations and rotary positions around attention fused, too? A rank of
+        a divided model keeps them. For ONNX and ONNX Runtime this needs a runtime, because others
+        may not know the operators."""
         if self.only is not None or self.divided:
             return False
         return self.target == "ascend" or (self.is_standard and self.runtime is not None)
@@ -273,12 +278,14 @@ class Options:
 
     @property
     def platform(self) -> str:
-        """The platform whose rules the registry's operators have to keep: "ort", or the Ascend product."""
+        """The platform whose rules the registry's operators have to keep: "ort", or the Ascend
+        product."""
         return self.ascend_product if self.target == "ascend" else "ort"
 
     @property
     def needs_dense_mask(self) -> bool:
-        """Does the product's operator take sparse_mode 0 only, with every excluded key in the mask?"""
+        """Does the product's operator take sparse_mode 0 only, with every excluded key in the
+        mask?"""
         return (
             self.target == "ascend"
             and self.soc_version is not None
@@ -287,13 +294,17 @@ class Options:
 
     @property
     def _misplaced(self) -> str | None:
-        """What an option needs that goes with another target; None where there is no such option."""
+        """What an option needs that goes with another target; None where there is no such
+        option."""
         around = "--only needs --target ascend, --target onnx or --target contrib: for ort only attention is fused"
         reasons = {
-            "caches in place need --target ort, the default": self.in_place_caches and self.target != "ort",
-            "a runtime needs --target onnx or --target contrib": self.runtime is not None and not self.is_standard,
+            "caches in place need --target ort, the default": self.in_place_caches
+            and self.target != "ort",
+            "a runtime needs --target onnx or --target contrib": self.runtime is not None
+            and not self.is_standard,
             around: self.only is not None and self.target == "ort",
-            "--join-weights needs --target ascend": self.join_weights != OWN_WEIGHTS and self.target != "ascend",
+            "--join-weights needs --target ascend": self.join_weights != OWN_WEIGHTS
+            and self.target != "ascend",
             "an opset needs --target onnx": bool(self.opset) and self.target != "onnx",
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
@@ -301,12 +312,18 @@ class Options:
     def __post_init__(self) -> None:
         if self.target not in (known := get_args(Target)):
             meant = _MEANT.get(self.target.lower(), self.target)
-            raise ValueError(f"unknown target {self.target!r}{_runtimes_of(meant) or suggestion(meant, known)}")
+            raise ValueError(
+                f"unknown target {self.target!r}{_runtimes_of(meant) or suggestion(meant, known)}"
+            )
         unknown = sorted(self.assume - set(ASSUMPTIONS))
         if unknown:
-            raise ValueError(f"unknown assumption {unknown[0]!r}{suggestion(unknown[0], ASSUMPTIONS)}")
+            raise ValueError(
+                f"unknown assumption {unknown[0]!r}{suggestion(unknown[0], ASSUMPTIONS)}"
+            )
         if self.join_weights not in JOINED:
-            raise ValueError(f"unknown value {self.join_weights!r} of --join-weights: use one of {', '.join(JOINED)}")
+            raise ValueError(
+                f"unknown value {self.join_weights!r} of --join-weights: use one of {', '.join(JOINED)}"
+            )
         if (misplaced := self._misplaced) is not None:
             raise ValueError(misplaced)
         if self.opset and not ATTENTION_SINCE <= self.opset <= NEWEST_OPSET:
@@ -324,18 +341,22 @@ _MEANT = {"cpu": "ort", "npu": "ascend", "cann": "ascend", "atc": "ascend", **AL
 
 
 def _runtimes_of(word: str) -> str:
-    """The end of a message about a target that is a runtime, or the processor of one; empty for other words."""
+    """The end of a message about a target that is a runtime, or the processor of one; empty for
+    other words."""
     named = [name for name in RUNTIMES if word.lower() in (name, name.removeprefix("ort-"))]
     if not named:
         return ""
     target = target_for(named[0])
     if target is None:
-        return f": it is a runtime, {named[0]}, which has kernels of no operator that a target writes"
+        return (
+            f": it is a runtime, {named[0]}, which has kernels of no operator that a target writes"
+        )
     return f": it is a runtime, so use --target {target} --runtime {named[0]}"
 
 
 class FusionKeywords(TypedDict, total=False):
-    """The options of `Options` besides the target as keywords of a function, with the types that users give."""
+    """The options of `Options` besides the target as keywords of a function, with the types that
+    users give."""
 
     runtime: str | None
     opset: int

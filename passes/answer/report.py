@@ -1,4 +1,5 @@
-"""The report of a run: one block for each softmax and each attention operator that the model already holds."""
+"""The report of a run: one block for each softmax and each attention operator that the model
+already holds."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ Progress = Callable[[str, int, int], None]
 
 
 def other_target(target: str, does: str) -> str:
-    """The hint that another target does something. It names the command that has targets, because the report may be
-    that of atc, plan, shard or a session, which have none."""
+    """The hint that another target does something. It names the command that has targets, because
+    the report may be that of atc, plan, shard or a session, which have none."""
     return f"`fa-compiler optimize --target {target}` {does}"
 
 
@@ -38,8 +39,8 @@ def is_followed(hint: str | None, target: str) -> bool:
 class Code(StrEnum):
     """Why a block was not fused. The value is what the JSON report holds.
 
-    `meaning` is a sentence about all blocks with the code. `advice` says what the user can change, if there is
-    anything: it is the hint of a decline that has no hint of its own.
+    `meaning` is a sentence about all blocks with the code. `advice` says what the user can change,
+    if there is anything: it is the hint of a decline that has no hint of its own.
     """
 
     meaning: str
@@ -190,7 +191,10 @@ class Code(StrEnum):
         "fold what is computed from constants (onnxsim, onnxslim), or make the mask or bias an input of the model",
     )
     # Nothing is left to do.
-    ALREADY_FUSED = "already_fused", "the model already holds the fused operator here; nothing is left to do"
+    ALREADY_FUSED = (
+        "already_fused",
+        "the model already holds the fused operator here; nothing is left to do",
+    )
     # Not attention at all.
     NOT_ATTENTION = "not_attention", "a softmax that is not followed by a product with values"
     # Attention of another kind.
@@ -207,22 +211,44 @@ class Code(StrEnum):
 
 
 class MissedCode(Described):
-    """What a fused attention misses. The value is what the JSON report holds; `meaning` is a sentence about it."""
+    """What a fused attention misses. The value is what the JSON report holds; `meaning` is a
+    sentence about it."""
 
     DENSE_MASK = (
         "dense_mask",
         "a mask of all rows and keys is made and read; a band costs nothing and skips the keys it excludes",
     )
-    EXPANDED_MASK = "expanded_mask", "the mask is repeated along dimensions that the operator wants in full"
+    EXPANDED_MASK = (
+        "expanded_mask",
+        "the mask is repeated along dimensions that the operator wants in full",
+    )
     NOT_PACKED = "not_packed", "packed sequences are computed as one long sequence with a mask"
-    EXPANDED = "expanded", "query, key and value are copied to one batch size and one number of rows"
-    COPIES = "copies", "an operand or the result is copied, because the model holds it in another layout"
+    EXPANDED = (
+        "expanded",
+        "query, key and value are copied to one batch size and one number of rows",
+    )
+    COPIES = (
+        "copies",
+        "an operand or the result is copied, because the model holds it in another layout",
+    )
     REPEATED_HEADS = "repeated_heads", "key and value are repeated for each query head"
     WIDE = "wide", "operands of 16 bits are computed in float32"
-    GATHERED_PAGES = "gathered_pages", "pages of keys and values are gathered first, not read where they lie"
-    NOT_INCRE = "not_incre", "the attention of one token does not become IncreFlashAttention, which is made for it"
-    QUANTIZED_OUTPUT = "quantized_output", "the quantisation of the result stays an operator of its own"
-    NOT_SELECTED = "not_selected", "the selected keys are gathered or masked, not read by their list"
+    GATHERED_PAGES = (
+        "gathered_pages",
+        "pages of keys and values are gathered first, not read where they lie",
+    )
+    NOT_INCRE = (
+        "not_incre",
+        "the attention of one token does not become IncreFlashAttention, which is made for it",
+    )
+    QUANTIZED_OUTPUT = (
+        "quantized_output",
+        "the quantisation of the result stays an operator of its own",
+    )
+    NOT_SELECTED = (
+        "not_selected",
+        "the selected keys are gathered or masked, not read by their list",
+    )
 
 
 IN_WORDS = {MissedCode.NOT_INCRE: "IncreFlashAttention", MissedCode.WIDE: "16-bit arithmetic"}
@@ -231,10 +257,11 @@ IN_WORDS = {MissedCode.NOT_INCRE: "IncreFlashAttention", MissedCode.WIDE: "16-bi
 
 @dataclass(frozen=True)
 class Missed:
-    """Something better that a fused attention could have been, why it is not, and what the user can do about it.
+    """Something better that a fused attention could have been, why it is not, and what the user can
+    do about it.
 
-    `culprit` is the name of the node or value that is the cause. What is `minor` costs little beside the attention: a
-    short report names only its code.
+    `culprit` is the name of the node or value that is the cause. What is `minor` costs little
+    beside the attention: a short report names only its code.
     """
 
     code: MissedCode
@@ -242,8 +269,8 @@ class Missed:
     culprit: str | None = None
     hint: str | None = None
     added: tuple[tuple[int, int], ...] = ()
-    """The bytes that it adds for one sequence: terms (a, n), each a times the n-th power of the number of tokens, which
-    stands for every size that is not known before the model runs."""
+    """The bytes that it adds for one sequence: terms (a, n), each a times the n-th power of the
+    number of tokens, which stands for every size that is not known before the model runs."""
     minor: bool = False
 
     def added_bytes(self, tokens: int) -> int:
@@ -277,11 +304,13 @@ class Missed:
 INEXPRESSIBLE = frozenset(
     (Code.SOFTCAP, Code.SCORES_ARE_OUTPUT, Code.PROBABILITIES_ARE_OUTPUT, Code.HEAD_SIZE_OVER_768)
 )
-"""The codes of attentions that the operator cannot express as long as the model has to keep its outputs."""
+"""The codes of attentions that the operator cannot express as long as the model has to keep its
+outputs."""
 
 
 def printable(text: str) -> str:
-    """The text with its control characters escaped: a name in a file must not control the terminal."""
+    """The text with its control characters escaped: a name in a file must not control the
+    terminal."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
@@ -318,10 +347,11 @@ def ranges(numbers: Sequence[int]) -> str:
 class Block:
     """One softmax or attention op of the model, or the gradient of one, and what became of it.
 
-    A forward block and the backward block of its gradient name each other in `pair`; the backward block follows the
-    forward block directly. `heads` is (N1, N2), the numbers of query and key heads, and `scores` is (S1, S2), the rows
-    and keys of the scores of one head; each is 0 where unknown before the model runs. `mask` is a short word: "none",
-    "atten_mask", "real_shift", "causal", ... `node` is the name of the fused node.
+    A forward block and the backward block of its gradient name each other in `pair`; the backward
+    block follows the forward block directly. `heads` is (N1, N2), the numbers of query and key
+    heads, and `scores` is (S1, S2), the rows and keys of the scores of one head; each is 0 where
+    unknown before the model runs. `mask` is a short word: "none", "atten_mask", "real_shift",
+    "causal", ... `node` is the name of the fused node.
     """
 
     id: int
@@ -344,11 +374,13 @@ class Block:
     rule: str | None = None
     """Of linear attention: its update rule, and what decays."""
     missed: tuple[Missed, ...] = ()
-    """What better a fused attention could have been; empty for gradients, which share it with their attention."""
+    """What better a fused attention could have been; empty for gradients, which share it with their
+    attention."""
 
     @property
     def what(self) -> str:
-        """What became of it, in one line: operator, layout, heads and mask, or the code, the reason and the culprit."""
+        """What became of it, in one line: operator, layout, heads and mask, or the code, the reason
+        and the culprit."""
         if self.status != "fused":
             return self._why_not_fused
         parts = [self.op or "", self.layout or "", self._heads_in_words]
@@ -367,8 +399,8 @@ class Block:
 
     @property
     def _why_not_fused(self) -> str:
-        """The code, the reason or else the meaning of the code, and the culprit. What the columns beside it say is left
-        out."""
+        """The code, the reason or else the meaning of the code, and the culprit. What the columns
+        beside it say is left out."""
         culprit = "" if self.culprit == self.anchor else _bracketed(self.culprit)
         if self.code is None:
             return f"{self.reason or ''}{culprit}"
@@ -377,7 +409,8 @@ class Block:
 
     @property
     def _heads_in_words(self) -> str:
-        """The number of query heads, and of key heads where it is another one; empty where they are not told."""
+        """The number of query heads, and of key heads where it is another one; empty where they are
+        not told."""
         if not self.heads:
             return ""
         query, key = (str(count or "?") for count in self.heads)
@@ -411,9 +444,9 @@ class Block:
 class Around:
     """One norm or gated activation around attention, and what became of it.
 
-    `op` is the operator and `node` the name of its node. It stands for `replaced` nodes of the model. `added` is the
-    number of nodes that were made, with the operator itself. `rounded` tells that the model rounds to 16 bits inside,
-    and the operator only at its end.
+    `op` is the operator and `node` the name of its node. It stands for `replaced` nodes of the
+    model. `added` is the number of nodes that were made, with the operator itself. `rounded` tells
+    that the model rounds to 16 bits inside, and the operator only at its end.
     """
 
     anchor: str
@@ -452,27 +485,37 @@ def _counted(number: int, noun: str) -> str:
 
 def _fused_around(lines: Sequence[Around]) -> str:
     """How many of each operator there are, and what they stand for."""
-    counts = {op: sum(line.op == op for line in lines) for op in sorted({str(line.op) for line in lines})}
+    counts = {
+        op: sum(line.op == op for line in lines) for op in sorted({str(line.op) for line in lines})
+    }
     operators = ", ".join(f"{count} {op}" for op, count in counts.items())
     made, replaced = sum(line.added for line in lines), sum(line.replaced for line in lines)
     text = f"around attention: {operators}; {_counted(replaced, 'node')} became {made}"
     rounded = sum(line.rounded for line in lines)
-    return f"{text}; {rounded} of them compute in float32 what the model rounds to 16 bits" if rounded else text
+    return (
+        f"{text}; {rounded} of them compute in float32 what the model rounds to 16 bits"
+        if rounded
+        else text
+    )
 
 
 def _declined_around(alike: Sequence[Around]) -> str:
-    """The first of some that were declined for one reason, how many more there are, and what the user can do."""
+    """The first of some that were declined for one reason, how many more there are, and what the
+    user can do."""
     more = f", and {len(alike) - 1} more like it" if len(alike) > 1 else ""
-    return f"around attention: {alike[0]}{more}" + (f"; try: {alike[0].hint}" if alike[0].hint else "")
+    return f"around attention: {alike[0]}{more}" + (
+        f"; try: {alike[0].hint}" if alike[0].hint else ""
+    )
 
 
 @dataclass(frozen=True)
 class CacheLine:
     """One cache of keys or values, where the user asked for buffers in place of caches.
 
-    For a cache that became a buffer, `present` is the output that holds the input `past` with the new rows, `axis` is
-    the axis of its tokens, and `length` is the input that counts the tokens it holds. `copied` are the nodes that still
-    read a copy of its rows. Other caches are as they were; `reason` and `culprit` say why.
+    For a cache that became a buffer, `present` is the output that holds the input `past` with the
+    new rows, `axis` is the axis of its tokens, and `length` is the input that counts the tokens it
+    holds. `copied` are the nodes that still read a copy of its rows. Other caches are as they were;
+    `reason` and `culprit` say why.
     """
 
     past: str
@@ -517,7 +560,8 @@ def _in_python(lines: Sequence[str]) -> list[str]:
 class Report(Shown):
     """All blocks of one model, in graph order, its caches, and notes that belong to no block.
 
-    `changed_otherwise` says that the result differs from the input in more than the fusions; the notes say in what.
+    `changed_otherwise` says that the result differs from the input in more than the fusions; the
+    notes say in what.
     """
 
     blocks: Sequence[Block]
@@ -527,17 +571,23 @@ class Report(Shown):
     notes: list[str] = field(default_factory=list)
     caches: Sequence[CacheLine] = ()
     possible_buffers: Sequence[str] = ()
-    """The inputs that are caches and would be buffers with `in_place_caches`, where the user did not ask for it."""
+    """The inputs that are caches and would be buffers with `in_place_caches`, where the user did
+    not ask for it."""
     changed_otherwise: bool = False
     around: Sequence[Around] = ()
     """The norms and gated activations around the attention, in graph order."""
     written_out: Sequence[str] = ()
-    """A sentence for each operator without a kernel that became plain operators; it is one of the notes, too."""
+    """A sentence for each operator without a kernel that became plain operators; it is one of the
+    notes, too."""
 
     @property
     def is_changed(self) -> bool:
         """Was anything fused or written out, or did a cache become a buffer?"""
-        return self.has_fused or bool(self.written_out) or any(cache.present is not None for cache in self.caches)
+        return (
+            self.has_fused
+            or bool(self.written_out)
+            or any(cache.present is not None for cache in self.caches)
+        )
 
     @property
     def has_fused(self) -> bool:
@@ -550,7 +600,8 @@ class Report(Shown):
         return sorted({line.op for line in self.around if line.op is not None})
 
     def count(self, status: Status) -> int:
-        """How many softmaxes and attention ops have this status; their gradients are not counted again."""
+        """How many softmaxes and attention ops have this status; their gradients are not counted
+        again."""
         return sum(block.status == status for block in self.blocks if block.kind != "backward")
 
     @property
@@ -560,8 +611,12 @@ class Report(Shown):
 
     @property
     def attentions(self) -> int:
-        """How many attentions there are, with a softmax or without one. Other softmaxes are none."""
-        return sum(block.kind not in NO_ATTENTIONS and block.status != "not_attention" for block in self.blocks)
+        """How many attentions there are, with a softmax or without one. Other softmaxes are
+        none."""
+        return sum(
+            block.kind not in NO_ATTENTIONS and block.status != "not_attention"
+            for block in self.blocks
+        )
 
     @property
     def fused_attentions(self) -> int:
@@ -574,7 +629,9 @@ class Report(Shown):
         return self._attentions_of("already_fused")
 
     def _attentions_of(self, status: Status) -> int:
-        return sum(block.status == status and block.kind not in NO_ATTENTIONS for block in self.blocks)
+        return sum(
+            block.status == status and block.kind not in NO_ATTENTIONS for block in self.blocks
+        )
 
     @property
     def gradients(self) -> int:
@@ -583,7 +640,8 @@ class Report(Shown):
 
     @property
     def advice(self) -> list[str]:
-        """What the user can do, one line for all blocks with the same hint, such as "blocks 0-3, 7, try: ..."."""
+        """What the user can do, one line for all blocks with the same hint, such as "blocks 0-3, 7,
+        try: ..."."""
         blocks: dict[str, list[int]] = {}
         for block in self.blocks:
             if block.status in ("declined", "linear_attention") and block.hint:
@@ -592,8 +650,8 @@ class Report(Shown):
 
     @property
     def missed(self) -> list[str]:
-        """What fused blocks miss, one line for all blocks in which only the names of values differ. The minor losses of
-        one code are one line, too."""
+        """What fused blocks miss, one line for all blocks in which only the names of values differ.
+        The minor losses of one code are one line, too."""
         kinds: dict[tuple[object, ...], dict[int, Missed]] = {}
         minor: dict[str, list[int]] = {}
         for block in self.blocks:
@@ -602,9 +660,15 @@ class Report(Shown):
                     minor.setdefault(missed.word, []).append(block.id)
                 else:
                     kinds.setdefault(missed.kind, {})[block.id] = missed
-        lines = [f"{_blocks(ids)}, small losses by {word}: --explain says more" for word, ids in minor.items()]
+        lines = [
+            f"{_blocks(ids)}, small losses by {word}: --explain says more"
+            for word, ids in minor.items()
+        ]
         for alike in kinds.values():
-            first, others = next(iter(alike.values())), len({missed.culprit for missed in alike.values()}) - 1
+            first, others = (
+                next(iter(alike.values())),
+                len({missed.culprit for missed in alike.values()}) - 1,
+            )
             line = f"{_blocks(list(alike))}, missed {first}"
             if others:
                 line += f" and {others} more"
@@ -615,8 +679,8 @@ class Report(Shown):
 
     @property
     def around_lines(self) -> list[str]:
-        """What became of the norms and gated activations around the attention: one line for all that were fused, and
-        one for those that were declined for one reason."""
+        """What became of the norms and gated activations around the attention: one line for all
+        that were fused, and one for those that were declined for one reason."""
         fused = [line for line in self.around if line.status == "fused"]
         kinds: dict[tuple[object, ...], list[Around]] = {}
         for line in self.around:
@@ -626,8 +690,8 @@ class Report(Shown):
 
     @property
     def cache_lines(self) -> list[str]:
-        """What became of the caches, one line for all that became buffers, and one for those that stayed for one
-        reason. A buffer that is still copied has a line of its own."""
+        """What became of the caches, one line for all that became buffers, and one for those that
+        stayed for one reason. A buffer that is still copied has a line of its own."""
         kinds: dict[tuple[object, ...], list[CacheLine]] = {}
         for cache in self.caches:
             kind = (cache.length, cache.reason, cache.culprit, cache.copied and cache.past)
@@ -653,7 +717,9 @@ class Report(Shown):
 
         parts = [f"{count('fused')} fused"]
         if self.gradients:
-            parts[0] += f" ({self.gradients} with {'its gradient' if self.gradients == 1 else 'their gradients'})"
+            parts[0] += (
+                f" ({self.gradients} with {'its gradient' if self.gradients == 1 else 'their gradients'})"
+            )
         if already := count("already_fused"):
             parts.append(f"{already} already fused")
         if declined := count("declined"):
@@ -661,7 +727,10 @@ class Report(Shown):
         if other := count("not_attention"):
             parts.append(f"{other} not attention")
         told = [f"{', '.join(parts)} (of {self.softmaxes})"] if self.softmaxes else []
-        for kind, words in (("no_softmax", "linear attention"), ("convolution", "causal convolution")):
+        for kind, words in (
+            ("no_softmax", "linear attention"),
+            ("convolution", "causal convolution"),
+        ):
             of_kind = [block.status for block in without if block.kind == kind]
             if of_kind:
                 told.append(f"{words}: {of_kind.count('fused')} fused (of {len(of_kind)})")
@@ -675,7 +744,10 @@ class Report(Shown):
     def _rows(self) -> list[list[str]]:
         """The table of blocks, its header first."""
         rows = [["block", "status", "anchor", "what"]]
-        rows += [[str(block.id), block.status.replace("_", " "), block.anchor, block.what] for block in self.blocks]
+        rows += [
+            [str(block.id), block.status.replace("_", " "), block.anchor, block.what]
+            for block in self.blocks
+        ]
         return [[printable(cell) for cell in row] for row in rows]
 
     @property
@@ -685,7 +757,8 @@ class Report(Shown):
         return [printable(line) for line in (*lines, *_in_python(lines), self.summary)]
 
     def to_json(self) -> dict[str, Any]:
-        """The report in schema 1; `notes` holds remarks that belong to no block, such as repairs."""
+        """The report in schema 1; `notes` holds remarks that belong to no block, such as
+        repairs."""
         return {
             "schema": SCHEMA,
             "model": self.model,

@@ -7,7 +7,8 @@ from html import escape
 
 
 class Shown:
-    """A record with a table, lines below it, and lines of code at the end. Their text is printable."""
+    """A record with a table, lines below it, and lines of code at the end. Their text is
+    printable."""
 
     @property
     def _short(self) -> str:
@@ -37,14 +38,21 @@ class Shown:
         """The table and the lines, as the command line prints them."""
         rows = self._rows
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        return "\n".join([*(line.rstrip() for line in table if len(rows) > 1), *self._lines, *self._code])
+        table = [
+            "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            for row in rows
+        ]
+        return "\n".join(
+            [*(line.rstrip() for line in table if len(rows) > 1), *self._lines, *self._code]
+        )
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the same as `str` gives."""
         header, *rows = [[escape(cell) for cell in row] for row in self._rows]
         head = "".join(f"<th scope='col'>{cell}</th>" for cell in header)
         body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+        table = (
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+        )
         code = f"<pre>{escape(chr(10).join(self._code))}</pre>" if self._code else ""
         return table + "".join(f"<p>{escape(line)}</p>" for line in self._lines) + code

@@ -1,12 +1,13 @@
-"""Nodes that compute the same: layers that make the mask or its sizes for themselves read those of the first one.
+"""Nodes that compute the same: layers that make the mask or its sizes for themselves read those of
+the first one.
 
     mask[:, :, :, : keys.shape[-2]]      in each layer
 
 Grammar; the code cites the numbers of the cases:
 
     equal nodes :=
-      1     the same standard operator with equal attributes, none of them a graph, that computes the same each time
-            and reads equal values; the same results are given
+      1     the same standard operator with equal attributes, none of them a graph, that computes
+            the same each time and reads equal values; the same results are given
       2   | standard operators with one result each, which are equal integers
     equal values :=
       3     one value, or the results of equal nodes
@@ -28,7 +29,12 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 SMALL = 64
 """Constants of more elements than this are not compared."""
-PLAIN = (ir.AttributeType.INT, ir.AttributeType.INTS, ir.AttributeType.FLOAT, ir.AttributeType.STRING)
+PLAIN = (
+    ir.AttributeType.INT,
+    ir.AttributeType.INTS,
+    ir.AttributeType.FLOAT,
+    ir.AttributeType.STRING,
+)
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,8 @@ class Equal:
 
 
 def equal_nodes(graph: ir.Graph, info: ShapeInfo) -> Iterator[Equal]:
-    """The nodes of a sorted graph that compute what an earlier one computes. The caller replaces each as soon as it is
-    yielded."""
+    """The nodes of a sorted graph that compute what an earlier one computes. The caller replaces
+    each as soon as it is yielded."""
     seen: dict[object, ir.Node] = {}
     for node in list(graph):
         key = _key(node, info)
@@ -74,6 +80,7 @@ def _value_key(value: ir.Value | None, info: ShapeInfo) -> object:
 
 
 def _integers(value: ir.Value, info: ShapeInfo) -> object:
-    """The type, the shape and the content of a tensor of integers; None where they are not known."""
+    """The type, the shape and the content of a tensor of integers; None where they are not
+    known."""
     content = info.content(value)
     return None if content is None else (info.dtype(value), info.shape(value), content)

@@ -1,5 +1,5 @@
-"""What is done when all is fused: equal nodes are computed once, views become one, one operator rotates query and key,
-and one product stands for several of one operand.
+"""What is done when all is fused: equal nodes are computed once, views become one, one operator
+rotates query and key, and one product stands for several of one operand.
 
 All of it takes what is there already and makes less of it. So it comes last, and costs no fusion.
 """
@@ -26,7 +26,15 @@ from fa_compiler.passes.around.products import Group, groups
 from fa_compiler.passes.around.views import chains
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.joined import JoinedTensor
-from fa_compiler.passes.ir.nodes import constant_tensor, first, is_op, nodes_of_type, operand_at, operands, without_none
+from fa_compiler.passes.ir.nodes import (
+    constant_tensor,
+    first,
+    is_op,
+    nodes_of_type,
+    operand_at,
+    operands,
+    without_none,
+)
 from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
 from fa_compiler.passes.rewrite.node_view import node_view, registry_node
 from fa_compiler.passes.values.facts import Facts
@@ -35,7 +43,8 @@ TOGETHER = "ApplyRotaryPosEmb"
 
 
 def finish(graph: ir.Graph, facts: Facts, names: Names, lines: Sequence[Around]) -> list[Around]:
-    """Make less of what was fused in one graph. Returns the lines of the report, of which `lines` were known."""
+    """Make less of what was fused in one graph. Returns the lines of the report, of which `lines`
+    were known."""
     restore_order(graph)
     finisher = _Finisher(Builder(graph, names, facts.info), facts)
     finisher.drop_idle_casts()
@@ -57,7 +66,8 @@ class _Finisher:
     facts: Facts
 
     def drop_idle_casts(self) -> None:
-        """Let nobody read a Cast to the type that a value has already. Each is a kernel for nothing."""
+        """Let nobody read a Cast to the type that a value has already. Each is a kernel for
+        nothing."""
         info = self.facts.info
         for node in list(nodes_of_type(self.builder.graph, "Cast")):
             source, result = operand_at(node, 0), node.outputs[0]
@@ -67,8 +77,8 @@ class _Finisher:
                 sweep(self.builder.graph, [node])
 
     def share_equal_nodes(self) -> None:
-        """Compute once what several nodes compute alike. What nothing needs any more is removed at the end: until then
-        later nodes may turn out to be equal to it."""
+        """Compute once what several nodes compute alike. What nothing needs any more is removed at
+        the end: until then later nodes may turn out to be equal to it."""
         unread = []
         for equal in equal_nodes(self.builder.graph, self.facts.info):
             for old, new in zip(equal.node.outputs, equal.first.outputs, strict=True):
@@ -90,13 +100,19 @@ class _Finisher:
         places = {line.node: place for place, line in enumerate(lines) if line.status == "fused"}
         found: list[Around | None] = [*lines]
         for pair in pairs(self.builder.graph, self.facts.info, self.facts.options):
-            known = sorted(places[node.name] for node in (pair.query, pair.key) if node.name in places)
+            known = sorted(
+                places[node.name] for node in (pair.query, pair.key) if node.name in places
+            )
             node = self._together(pair) if len(known) == 2 else None
             if node is None:
                 continue
             first, second = (lines[place] for place in known)
-            both = replace(first, op=TOGETHER, node=node.name, replaced=first.replaced + second.replaced)
-            both = replace(both, added=first.added + second.added - 1, rounded=first.rounded or second.rounded)
+            both = replace(
+                first, op=TOGETHER, node=node.name, replaced=first.replaced + second.replaced
+            )
+            both = replace(
+                both, added=first.added + second.added - 1, rounded=first.rounded or second.rounded
+            )
             found[known[0]], found[known[1]] = both, None
         return without_none(found)
 
@@ -109,12 +125,19 @@ class _Finisher:
             spec = get(TOGETHER, options.cann)
         except UnknownVariant:
             return None
-        inputs: dict[str, Any] = dict(zip(("query", "cos", "sin"), operands(pair.query), strict=False))
+        inputs: dict[str, Any] = dict(
+            zip(("query", "cos", "sin"), operands(pair.query), strict=False)
+        )
         node = registry_node(spec, {**inputs, "key": operand_at(pair.key, 0)}, {}, builder)
         for output in node.outputs:
             output.name = builder.names.new(f"{node.name}_output")
         self.facts.info.infer_node(node)
-        if next(iter(verify(node_view(node, self.facts.info), options.platform, options.cann)), None) is not None:
+        if (
+            next(
+                iter(verify(node_view(node, self.facts.info), options.platform, options.cann)), None
+            )
+            is not None
+        ):
             builder.go_back(place)
             return None
         builder.graph.append(node)
@@ -129,7 +152,10 @@ class _Finisher:
         found = list(groups(self.builder.graph, self.facts.info, self.facts.options))
         weights: dict[tuple[ir.Value, ...], ir.Value] = {}
         return [
-            declined(each.culprit, each) if isinstance(each, Decline) else self._joined(each, weights) for each in found
+            declined(each.culprit, each)
+            if isinstance(each, Decline)
+            else self._joined(each, weights)
+            for each in found
         ]
 
     def _joined(self, group: Group, weights: dict[tuple[ir.Value, ...], ir.Value]) -> Around:
@@ -153,7 +179,9 @@ class _Finisher:
     def _weight(self, group: Group) -> ir.Value:
         """The joined weight, which is read when it is written."""
         tensors = without_none(constant_tensor(weight) for weight in group.weights)
-        tensor = JoinedTensor(tensors, 0 if group.is_transposed else 1, self.builder.names.new("fa_weight"))
+        tensor = JoinedTensor(
+            tensors, 0 if group.is_transposed else 1, self.builder.names.new("fa_weight")
+        )
         value = ir.Value(name=tensor.name, const_value=tensor)
         value.dtype, value.shape = tensor.dtype, tensor.shape
         self.builder.graph.register_initializer(value)
@@ -175,11 +203,15 @@ class _Finisher:
         known = first(biases)
         if known is None:
             return None
-        columns = [np.full(part.columns, -0.0, known.dtype) if part.bias is None else part.bias for part in group.parts]
+        columns = [
+            np.full(part.columns, -0.0, known.dtype) if part.bias is None else part.bias
+            for part in group.parts
+        ]
         return self.builder.constant(np.concatenate(columns), "bias")
 
     def _divide(self, group: Group, whole: ir.Value) -> None:
-        """Let the readers of each part read it from a Split of the joined product, in heads if all are in heads."""
+        """Let the readers of each part read it from a Split of the joined product, in heads if all
+        are in heads."""
         last = len(self.facts.info.sizes(group.parts[0].result)) - 1
         if group.heads:
             self._split_heads(whole, last, group.heads)
@@ -189,7 +221,8 @@ class _Finisher:
             replace_value(part.result, new, rename=False)
 
     def _split_heads(self, whole: ir.Value, last: int, heads: Sequence[Heads]) -> None:
-        """Let the readers of heads read them from a Split of a tensor whose last axis is cut into heads."""
+        """Let the readers of heads read them from a Split of a tensor whose last axis is cut into
+        heads."""
         counts = [each.count for each in heads]
         shape = self.builder.ints([0] * last + [sum(counts), heads[0].size])
         cut = self.builder.op("Reshape", [whole, shape], stays=True)

@@ -1,12 +1,12 @@
-"""Puts operators in the places of what is around attention: norms, gated activations, rotary positions. Those of Ascend
-are put here; standard.py has those of ONNX and ONNX Runtime.
+"""Puts operators in the places of what is around attention: norms, gated activations, rotary
+positions. Those of Ascend are put here; standard.py has those of ONNX and ONNX Runtime.
 
-Rotary positions come before the attention. It reads their results, and the Transposes of heads and tokens behind them
-then become a part of its layout. Norms and gates come after it: they are no part of an attention, so the order changes
-none. A sum goes to the first norm that reads it.
+Rotary positions come before the attention. It reads their results, and the Transposes of heads and
+tokens behind them then become a part of its layout. Norms and gates come after it: they are no part
+of an attention, so the order changes none. A sum goes to the first norm that reads it.
 
-Nothing of Ascend is emitted that could not be run here: the function bodies that a file holds (lowering/onnx_file) need
-opset 13, and those with casts compute float32 only below opset 15.
+Nothing of Ascend is emitted that could not be run here: the function bodies that a file holds
+(lowering/onnx_file) need opset 13, and those with casts compute float32 only below opset 15.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from fa_compiler.op_registry.parser_plugins import plugin_misfit
 from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.report import Around, Code
-from fa_compiler.passes.around import clipped, gelu, layer_norm, rms_norm, rotary, rotary_ops, rows, swiglu
+from fa_compiler.passes.around import (
+    clipped,
+    gelu,
+    layer_norm,
+    rms_norm,
+    rotary,
+    rotary_ops,
+    rows,
+    swiglu,
+)
 from fa_compiler.passes.around.lines import first_built
 from fa_compiler.passes.around.records import (
     FLOAT,
@@ -63,17 +72,22 @@ Found = Norm | SummedNorm | Activation | Rotary | RotaryOp
 
 
 def fuse_positions(graph: ir.Graph, facts: Facts, names: Names) -> list[Around]:
-    """Fuse the rotary positions of one graph. Returns a line for each, in the order of the graph."""
+    """Fuse the rotary positions of one graph. Returns a line for each, in the order of the
+    graph."""
     return _fused(graph, facts, names, lambda fuser, node: fuser.rotary_at(node))
 
 
 def fuse_around(graph: ir.Graph, facts: Facts, names: Names) -> list[Around]:
-    """Fuse the norms and gated activations of one graph. Returns a line for each, in the order of the graph."""
+    """Fuse the norms and gated activations of one graph. Returns a line for each, in the order of
+    the graph."""
     return _fused(graph, facts, names, lambda fuser, node: fuser.norm_or_activation_at(node))
 
 
 def _fused(
-    graph: ir.Graph, facts: Facts, names: Names, at: Callable[[_Fuser | StandardFuser, ir.Node], Around | None]
+    graph: ir.Graph,
+    facts: Facts,
+    names: Names,
+    at: Callable[[_Fuser | StandardFuser, ir.Node], Around | None],
 ) -> list[Around]:
     kind = StandardFuser if facts.options.is_standard else _Fuser
     fuser = kind(Builder(graph, names, facts.info), facts)
@@ -113,7 +127,9 @@ class _Fuser:
         if rms_norm.is_anchor(node, info):
             return self._fused(node, limited_attempt(node, lambda: [*rms_norm.norms(node, info)]))
         if layer_norm.is_anchor(node, info):
-            return self._fused(node, limited_attempt(node, lambda: [*layer_norm.norms(node, info, options)]))
+            return self._fused(
+                node, limited_attempt(node, lambda: [*layer_norm.norms(node, info, options)])
+            )
         return None
 
     def _fused(self, node: ir.Node, found: Iterable[Found] | Decline) -> Around | None:
@@ -132,8 +148,12 @@ class _Fuser:
     def _norm(self, found: Norm) -> Around:
         inputs = {"x": found.x}
         if found.centred:
-            size = rows.last_size(known_shape(found.x, self.facts.info, found.anchor), found.x, found.anchor)
-            inputs["normalized_shape"] = self.builder.constant(np.array([size], np.int32), "normalized_shape")
+            size = rows.last_size(
+                known_shape(found.x, self.facts.info, found.anchor), found.x, found.anchor
+            )
+            inputs["normalized_shape"] = self.builder.constant(
+                np.array([size], np.int32), "normalized_shape"
+            )
         op_type = "LayerNormV4" if found.centred else "RmsNorm"
         node = self._node(op_type, {**inputs, **self._weights(found, found.x)}, found)
         return self._put(node, found.anchor, found.nodes, found.rounded, {0: found.result})
@@ -144,7 +164,9 @@ class _Fuser:
             one, more = self.builder.add(one, found.bias), 1
         inputs = {"x1": one, "x2": other, **self._weights(norm, one)}
         if norm.centred:
-            node = self._node("AddLayerNorm", inputs, norm, {"additional_output": found.is_total_read})
+            node = self._node(
+                "AddLayerNorm", inputs, norm, {"additional_output": found.is_total_read}
+            )
         else:
             node = self._node("AddRmsNorm", inputs, norm)
         results = {0: norm.result, len(node.outputs) - 1: found.total}
@@ -156,7 +178,9 @@ class _Fuser:
         if others:
             rank = len(known_shape(whole, self.facts.info, found.anchor))
             whole, more = self.builder.concat(found.operands, rank - 1), 1
-        node = registry_node(self._spec(found.op_type, found.anchor), {"x": whole}, found.attrs, self.builder)
+        node = registry_node(
+            self._spec(found.op_type, found.anchor), {"x": whole}, found.attrs, self.builder
+        )
         return self._put(node, found.anchor, found.nodes, found.rounded, {0: found.result}, more)
 
     def _rotary(self, found: Rotary) -> Around:
@@ -184,15 +208,20 @@ class _Fuser:
             return self.builder.concat([*before, whole, *after], 3)
 
         more += int(bool(before or after))
-        return self._put(node, found.anchor, found.nodes, dtype in SIXTEEN_BITS, {0: found.result}, more, behind)
+        return self._put(
+            node, found.anchor, found.nodes, dtype in SIXTEEN_BITS, {0: found.result}, more, behind
+        )
 
-    def _turning(self, anchor: ir.Node, x: ir.Value, tables: tuple[ir.Value, ir.Value], mode: int) -> ir.Node:
+    def _turning(
+        self, anchor: ir.Node, x: ir.Value, tables: tuple[ir.Value, ir.Value], mode: int
+    ) -> ir.Node:
         inputs = dict(zip(("x", "cos", "sin"), (x, *tables), strict=True))
         spec = self._spec("RotaryPositionEmbedding", anchor)
         return registry_node(spec, inputs, {"mode": mode}, self.builder)
 
     def _rotary_op(self, found: RotaryOp) -> Around:
-        """The operator between tokens in front of heads, and what brings x into this form and back."""
+        """The operator between tokens in front of heads, and what brings x into this form and
+        back."""
         self._check_opset(found.x, found.node, casts=False)
         builder, dtype, x = self.builder, self.facts.info.dtype(found.x), found.x
         cos, sin = (self._rows_of(table, found) for table in (found.cos, found.sin))
@@ -202,7 +231,9 @@ class _Fuser:
             x = builder.reshape(x, [0, 0, found.heads, found.size])
         rest = None
         if found.part < found.size:
-            x, rest = (self._cut(x, *bounds) for bounds in ((0, found.part), (found.part, found.size)))
+            x, rest = (
+                self._cut(x, *bounds) for bounds in ((0, found.part), (found.part, found.size))
+            )
         node = self._turning(found.node, x, (cos, sin), found.mode)
 
         def back(result: ir.Value) -> ir.Value:
@@ -216,7 +247,8 @@ class _Fuser:
         return self._put(node, found.node, (found.node,), dtype in SIXTEEN_BITS, result, more, back)
 
     def _rows_of(self, table: ir.Value, found: RotaryOp) -> ir.Value:
-        """A table with a row for each token, one number for each element, and an axis for the heads."""
+        """A table with a row for each token, one number for each element, and an axis for the
+        heads."""
         if found.positions is not None:
             table = self.builder.gather(table, found.positions, 0)
         return self.builder.unsqueeze(self._doubled(table, found.mode), [2])
@@ -235,14 +267,23 @@ class _Fuser:
         return self.builder.gather(table, places, -1)
 
     def _swapped(self, value: ir.Value) -> ir.Value:
-        """A value with its second and third axis swapped. An Unsqueeze of a table is made anew, with the other axis."""
+        """A value with its second and third axis swapped. An Unsqueeze of a table is made anew,
+        with the other axis."""
         info, node = self.facts.info, value.producer()
-        if is_op(node, "Unsqueeze") and len(info.sizes(node.inputs[0])) == 3 and places_of(node, 4) == [1]:
+        if (
+            is_op(node, "Unsqueeze")
+            and len(info.sizes(node.inputs[0])) == 3
+            and places_of(node, 4) == [1]
+        ):
             return self.builder.unsqueeze(operand_at(node, 0), [2])
         return self.builder.transpose(value, rotary.SWAP)
 
     def _node(
-        self, op_type: str, inputs: Mapping[str, ir.Value], norm: Norm, attrs: Mapping[str, bool] | None = None
+        self,
+        op_type: str,
+        inputs: Mapping[str, ir.Value],
+        norm: Norm,
+        attrs: Mapping[str, bool] | None = None,
     ) -> ir.Node:
         """A norm's operator."""
         self._check_opset(next(iter(inputs.values())), norm.anchor)
@@ -250,18 +291,29 @@ class _Fuser:
         return registry_node(self._spec(op_type, norm.anchor), inputs, attributes, self.builder)
 
     def _weights(self, norm: Norm, x: ir.Value) -> dict[str, ir.Value]:
-        """The weight of a norm of x, and the bias of a LayerNorm, as values of one type: ones and zeros for absent
-        ones."""
+        """The weight of a norm of x, and the bias of a LayerNorm, as values of one type: ones and
+        zeros for absent ones."""
         gamma, beta = (self._weight(weight) for weight in (norm.gamma, norm.beta))
         gamma = gamma or self._filled(1, beta or x)
-        return {"gamma": gamma, "beta": beta or self._filled(0, gamma)} if norm.centred else {"gamma": gamma}
+        return (
+            {"gamma": gamma, "beta": beta or self._filled(0, gamma)}
+            if norm.centred
+            else {"gamma": gamma}
+        )
 
     def _weight(self, weight: Weight) -> ir.Value | None:
-        return weight.value if weight.numbers is None else self.builder.constant(weight.numbers, "weight")
+        return (
+            weight.value
+            if weight.numbers is None
+            else self.builder.constant(weight.numbers, "weight")
+        )
 
     def _filled(self, number: int, like: ir.Value) -> ir.Value:
         """A vector that holds one number, as long as the last axis of a tensor, and of its type."""
-        size, dtype = certain(self.facts.info.sizes(like)[-1].const), certain(self.facts.info.dtype(like))
+        size, dtype = (
+            certain(self.facts.info.sizes(like)[-1].const),
+            certain(self.facts.info.dtype(like)),
+        )
         return self.builder.constant(np.full(size, number, dtype.numpy()), "weight")
 
     def _spec(self, op_type: str, anchor: ir.Node) -> OpSpec:
@@ -269,7 +321,8 @@ class _Fuser:
         return prototype(op_type, self.facts.options, anchor)
 
     def _check_opset(self, x: ir.Value, anchor: ir.Node, casts: bool = True) -> None:
-        """Raises Decline where the operator has no body. `casts` tells whether the body has casts."""
+        """Raises Decline where the operator has no body. `casts` tells whether the body has
+        casts."""
         opset, narrow = self.builder.opset, casts and self.facts.info.dtype(x) != FLOAT
         if opset < (least := TYPED_OPSET if narrow else OLDEST_OPSET):
             reason = f"the model is of opset {opset}, and the function that runs the operator here needs {least}"
@@ -285,30 +338,43 @@ class _Fuser:
         more: int = 0,
         behind: Callable[[ir.Value], ir.Value] | None = None,
     ) -> Around:
-        """Put a node into the graph in the place of `nodes`, if the product takes it. `results` are the values that its
-        outputs replace, with what is made `behind` them. Raises Decline."""
+        """Put a node into the graph in the place of `nodes`, if the product takes it. `results` are
+        the values that its outputs replace, with what is made `behind` them. Raises Decline."""
         wanted = {index: old for index, old in results.items() if is_read(old)}
         for output in node.outputs:  # a call of a function names all outputs of it
             output.name = self.builder.names.new(f"{node.name}_output")
         self.facts.info.infer_node(node)
         options = self.facts.options
-        broken = next(iter(verify(node_view(node, self.facts.info), options.platform, options.cann)), None)
+        broken = next(
+            iter(verify(node_view(node, self.facts.info), options.platform, options.cann)), None
+        )
         if broken is not None:
-            raise Decline(Code.ILLEGAL, f"{node.op_type} {broken.refusal(options.platform)}", anchor, "")
+            raise Decline(
+                Code.ILLEGAL, f"{node.op_type} {broken.refusal(options.platform)}", anchor, ""
+            )
         self._expect_plugin(node, anchor)
         name, op = label(anchor), node.op_type
         self.builder.graph.append(node)
         self.made.append(node)
         for index, old in wanted.items():
-            replace_value(old, node.outputs[index] if behind is None else behind(node.outputs[index]))
-        swept = sweep(self.builder.graph, [one for one in nodes if one.graph is self.builder.graph][::-1])
+            replace_value(
+                old, node.outputs[index] if behind is None else behind(node.outputs[index])
+            )
+        swept = sweep(
+            self.builder.graph, [one for one in nodes if one.graph is self.builder.graph][::-1]
+        )
         removed = sum(one in nodes for one, _ in swept.nodes)
-        return Around(name, "fused", op, name_of(node), replaced=removed, added=1 + more, rounded=rounded)
+        return Around(
+            name, "fused", op, name_of(node), replaced=removed, added=1 + more, rounded=rounded
+        )
 
     def _expect_plugin(self, node: ir.Node, anchor: ir.Node) -> None:
-        """Raises Decline where the file is for the plugins of ATC's own parser, and none of them writes the node."""
+        """Raises Decline where the file is for the plugins of ATC's own parser, and none of them
+        writes the node."""
         options = self.facts.options
         attrs = attribute_values(node)
-        misfit = plugin_misfit(node.op_type, attrs, options.cann) if options.parser_plugins else None
+        misfit = (
+            plugin_misfit(node.op_type, attrs, options.cann) if options.parser_plugins else None
+        )
         if misfit is not None:
             raise Decline(Code.PARSER, misfit, anchor)

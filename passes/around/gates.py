@@ -1,4 +1,5 @@
-"""Where the two operands of a gated activation come from, and whether an operator gets them as one tensor.
+"""Where the two operands of a gated activation come from, and whether an operator gets them as one
+tensor.
 
 Grammar; the code cites the numbers of the cases:
 
@@ -6,11 +7,12 @@ Grammar; the code cites the numbers of the cases:
       1     Split(x) -> gate, up           two halves of equal size
       2   | Slice(x), Slice(x)             the same, by their bounds
       3   | the halves of x in the other order
-      4   | products by weights            MatMul, Gemm, or one of them and a bias: two tensors, which a Concat joins
+      4   | products by weights            MatMul, Gemm, or one of them and a bias: two tensors,
+                                           which a Concat joins
 
-Nothing else reads the halves: an operator that reads x would compute them again. Other gated products (a state-space
-model's gate, a channel's scale) are left alone: a Concat of what other operators compute would cost what the operator
-saves.
+Nothing else reads the halves: an operator that reads x would compute them again. Other gated
+products (a state-space model's gate, a channel's scale) are left alone: a Concat of what other
+operators compute would cost what the operator saves.
 """
 
 from __future__ import annotations
@@ -36,9 +38,9 @@ PRODUCTS = ("MatMul", "Gemm")
 
 @dataclass(frozen=True)
 class Source:
-    """The tensor whose halves along the axis `dim`, counted from the back, the two operands are, and the nodes that cut
-    it; without one, they are two tensors, to be joined along their last axis. `gate_first` tells the order of the
-    halves."""
+    """The tensor whose halves along the axis `dim`, counted from the back, the two operands are,
+    and the nodes that cut it; without one, they are two tensors, to be joined along their last
+    axis. `gate_first` tells the order of the halves."""
 
     whole: ir.Value | None = None
     dim: int = -1
@@ -46,10 +48,13 @@ class Source:
     nodes: tuple[ir.Node, ...] = ()
 
 
-def source(gate: ir.Value, up: ir.Value, nodes: Sequence[ir.Node], info: ShapeInfo) -> Source | None:
+def source(
+    gate: ir.Value, up: ir.Value, nodes: Sequence[ir.Node], info: ShapeInfo
+) -> Source | None:
     """Where the operands come from that only `nodes` read; None for other places."""
     for gate_first in (True, False):
-        halves = halves_of(gate, up, info) if gate_first else halves_of(up, gate, info)  # 1, 2 and 3
+        # 1, 2 and 3
+        halves = halves_of(gate, up, info) if gate_first else halves_of(up, gate, info)
         if halves is not None:
             alone = all(is_read_by(value, nodes) for value in (gate, up))
             return Source(halves.whole, halves.axis, gate_first, halves.nodes) if alone else None
@@ -57,8 +62,8 @@ def source(gate: ir.Value, up: ir.Value, nodes: Sequence[ir.Node], info: ShapeIn
 
 
 def multiplied(value: ir.Value, gate: ir.Value, info: ShapeInfo) -> tuple[ir.Node, ir.Value] | None:
-    """The product of what is made of the gate with another tensor of its shape, which is all that reads it, and this
-    tensor; None where there is none."""
+    """The product of what is made of the gate with another tensor of its shape, which is all that
+    reads it, and this tensor; None where there is none."""
     product, shape = only_reader(value), info.shape(gate)
     up = operand_beside(product, value, "Mul")
     if product is None or up is None or up is gate or not shape or info.shape(up) != shape:

@@ -1,4 +1,5 @@
-"""The two halves of a tensor along an axis, as a Split or as two Slices, and its even and its odd elements."""
+"""The two halves of a tensor along an axis, as a Split or as two Slices, and its even and its odd
+elements."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 @dataclass(frozen=True)
 class Halves:
-    """A tensor that is cut in two parts of equal size along an axis, counted from the back, and the nodes that cut
-    it."""
+    """A tensor that is cut in two parts of equal size along an axis, counted from the back, and the
+    nodes that cut it."""
 
     whole: ir.Value
     axis: int
@@ -24,7 +25,8 @@ class Halves:
 
 
 def halves_of(first: ir.Value, second: ir.Value, info: ShapeInfo) -> Halves | None:
-    """The tensor whose halves two values are, in this order; None where they are no halves of one tensor."""
+    """The tensor whose halves two values are, in this order; None where they are no halves of one
+    tensor."""
     one, other = first.producer(), second.producer()
     if one is not None and one is other:
         return _split(one, first, second, info)
@@ -32,7 +34,8 @@ def halves_of(first: ir.Value, second: ir.Value, info: ShapeInfo) -> Halves | No
 
 
 def pairs_of(even: ir.Value, odd: ir.Value, info: ShapeInfo) -> Halves | None:
-    """The tensor whose elements of even and of odd places two values are; None where they are not."""
+    """The tensor whose elements of even and of odd places two values are; None where they are
+    not."""
     return _slices(even, odd, info, lambda size: ((0, size, 2), (1, size, 2)))
 
 
@@ -42,7 +45,8 @@ def _slices(
     info: ShapeInfo,
     places: Callable[[int], tuple[tuple[int, int, int], tuple[int, int, int]]],
 ) -> Halves | None:
-    """The tensor of an even size of which two Slices give the parts at these places; None for other values."""
+    """The tensor of an even size of which two Slices give the parts at these places; None for other
+    values."""
     left, right = (cut_by_slice(value.producer(), info) for value in (first, second))
     if left is None or right is None or (left.whole, left.axis) != (right.whole, right.axis):
         return None
@@ -76,7 +80,9 @@ def cut_by_slice(node: ir.Node | None, info: ShapeInfo) -> Cut | None:
         return None
     whole = operand_at(node, 0)
     shape = info.sizes(whole)
-    bounds = (_number(node, place, name, info) for place, name in enumerate(("starts", "ends", "axes"), 1))
+    bounds = (
+        _number(node, place, name, info) for place, name in enumerate(("starts", "ends", "axes"), 1)
+    )
     step = _number(node, 4, "steps", info) if operand_at(node, 4).name else 1
     numbers = all_known((*bounds, step))
     if numbers is None:
@@ -86,12 +92,15 @@ def cut_by_slice(node: ir.Node | None, info: ShapeInfo) -> Cut | None:
     size = None if axis is None else shape[axis].const
     if axis is None or size is None or by < 1:
         return None
-    first, last = (max(0, min(size, place + size if place < 0 else place)) for place in (start, end))
+    first, last = (
+        max(0, min(size, place + size if place < 0 else place)) for place in (start, end)
+    )
     return Cut(node, whole, axis, size, (first, last, by))
 
 
 def _number(node: ir.Node, place: int, name: str, info: ShapeInfo) -> int | None:
-    """The only start, end, axis or step of a Slice; None where there are several, or where it is not known."""
+    """The only start, end, axis or step of a Slice; None where there are several, or where it is
+    not known."""
     if (attr := node.attributes.get(name)) is not None:
         return sole(attr.as_ints())
     number = info.integer(operand_at(node, place))

@@ -1,18 +1,20 @@
-"""Heads: parts of the last axis that become an axis of heads, and the parts of one tensor that are cut into heads.
+"""Heads: parts of the last axis that become an axis of heads, and the parts of one tensor that are
+cut into heads.
 
     q, k, v = (part.view(batch, tokens, -1, size) for part in torch.split(x, sizes, -1))
 
 Grammar; the code cites the numbers of the cases:
 
     heads(x) :=
-      1     Reshape(x)                 of the last axis into two, heads and their size; all that reads x
+      1     Reshape(x)                 of the last axis into two, heads and their size; all that
+                                       reads x
     parts of x :=
       2     heads(Split(x) -> ...)     all outputs of a Split along the last axis
       3   | heads(Slice(x)), ...       Slices of step 1, which together are the last axis
 
-Nothing else reads x: an operator that works in place may take the parts, which then are the memory of x.
-All heads have one size. Then x is cut into heads once, and a Split of the heads gives the parts: the elements are the
-same, and two operators do what two for each part did.
+Nothing else reads x: an operator that works in place may take the parts, which then are the memory
+of x. All heads have one size. Then x is cut into heads once, and a Split of the heads gives the
+parts: the elements are the same, and two operators do what two for each part did.
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ from itertools import pairwise
 import onnx_ir as ir
 
 from fa_compiler.passes.around.halves import cut_by_slice
-from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, only_reader, operand_at, without_none
+from fa_compiler.passes.ir.nodes import (
+    distinct_consumers,
+    is_op,
+    only_reader,
+    operand_at,
+    without_none,
+)
 from fa_compiler.passes.ops.parts import split_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -49,7 +57,8 @@ class HeadParts:
 
 
 def into_heads(value: ir.Value, info: ShapeInfo) -> Heads | None:
-    """The Reshape of a value into heads, which is all that reads it; None where there is no such Reshape."""
+    """The Reshape of a value into heads, which is all that reads it; None where there is no such
+    Reshape."""
     node = only_reader(value)
     flat = info.shape(value)
     if not is_op(node, "Reshape") or not flat or node.outputs[0].is_graph_output():
@@ -64,12 +73,16 @@ def into_heads(value: ir.Value, info: ShapeInfo) -> Heads | None:
 def of_one_size(values: Sequence[ir.Value], info: ShapeInfo) -> tuple[Heads, ...] | None:
     """The heads that values are cut into, if all are, in one size; None for other values."""
     found = without_none(into_heads(value, info) for value in values)
-    return tuple(found) if len(found) == len(values) and len({heads.size for heads in found}) == 1 else None
+    return (
+        tuple(found)
+        if len(found) == len(values) and len({heads.size for heads in found}) == 1
+        else None
+    )
 
 
 def head_parts(graph: ir.Graph, info: ShapeInfo) -> Iterator[HeadParts]:
-    """The tensors of a graph that are cut into parts and then into heads. The caller may replace each as soon as it is
-    yielded."""
+    """The tensors of a graph that are cut into parts and then into heads. The caller may replace
+    each as soon as it is yielded."""
     for node in list(graph):
         if node.graph is not graph or not is_op(node, "Split", "Slice"):
             continue
@@ -82,9 +95,15 @@ def head_parts(graph: ir.Graph, info: ShapeInfo) -> Iterator[HeadParts]:
 
 
 def _of_split(node: ir.Node, info: ShapeInfo) -> Sequence[ir.Value]:
-    """The parts that a Split along the last axis gives, if it is all that reads the tensor; none for another one."""
+    """The parts that a Split along the last axis gives, if it is all that reads the tensor; none
+    for another one."""
     split = split_of(node, info)
-    return split.parts if split is not None and split.is_last and only_reader(split.whole) is node else ()  # 2
+    # 2
+    return (
+        split.parts
+        if split is not None and split.is_last and only_reader(split.whole) is node
+        else ()
+    )
 
 
 def _of_slices(whole: ir.Value, rank: int, info: ShapeInfo) -> Sequence[ir.Value]:

@@ -1,34 +1,43 @@
-"""LayerNorm: subtracts the mean of each row, and divides by the deviation, in the spellings of exporters.
+"""LayerNorm: subtracts the mean of each row, and divides by the deviation, in the spellings of
+exporters.
 
     y = torch.nn.functional.layer_norm(x, (size,), weight, bias, epsilon)
 
 Grammar; the code cites the numbers of the cases, and rows.py has those of the rows and the weights:
 
     mean :=
-      1     ReduceMean(x)                  along the last axis, which stays with size 1, as in rows.py, 3
+      1     ReduceMean(x)                  along the last axis, which stays with size 1, as in
+                                           rows.py, 3
     centred :=
       2     Sub(x, mean)                   in float32
-      3   | Cast(Sub(x, mean))             x of 16 bits: the model rounds the mean and the difference, and the operator
-                                           does not; the report says so. What is cast back to 16 bits is the norm
+      3   | Cast(Sub(x, mean))             x of 16 bits: the model rounds the mean and the
+                                           difference, and the operator does not; the report says
+                                           so. What is cast back to 16 bits is the norm
     norm :=
-      4     the rows of `centred` divided by the root of the mean of their squares, with or without weight and bias
+      4     the rows of `centred` divided by the root of the mean of their squares, with or without
+            weight and bias
       5   | LayerNormalization(x, gamma, beta)                    axis is the last one
-      6   | SkipLayerNormalization(a, b, gamma, beta, bias)       x is the sum of a and b of equal shapes, and of a
-                                                                   bias if there is one: an Add adds it to a. In 16
-                                                                   bits this would round, so it is declined
-      7   | Add(Mul(x, scale), Sub(beta, Mul(mean, scale)))       of TensorFlow; scale is Mul(rate, gamma), with the
-                                                                   rate of rows.py and two vectors
+      6   | SkipLayerNormalization(a, b, gamma, beta, bias)       x is the sum of a and b of equal
+                                                                   shapes, and of a bias if there is
+                                                                   one: an Add adds it to a. In 16
+                                                                   bits this would round, so it is
+                                                                   declined
+      7   | Add(Mul(x, scale), Sub(beta, Mul(mean, scale)))       of TensorFlow; scale is Mul(rate,
+                                                                   gamma), with the rate of rows.py
+                                                                   and two vectors
     x, where a norm is computed :=
       8     Add(a, b)                      of equal shapes: AddLayerNorm gives the sum, too
-      9   | any tensor                     LayerNormV4. A LayerNormalization with a beta stays as it is: it is one
-                                           operator already
+      9   | any tensor                     LayerNormV4. A LayerNormalization with a beta stays as it
+                                           is: it is one operator already
 
-Only the last axis is normalised, and the mean is that of the same x. The epsilon stands under the root, as in the
-operator. Case 7 is the same formula, multiplied out; where the mean is large, the operator loses fewer bits.
+Only the last axis is normalised, and the mean is that of the same x. The epsilon stands under the
+root, as in the operator. Case 7 is the same formula, multiplied out; where the mean is large, the
+operator loses fewer bits.
 
-AddLayerNorm computes the sum in float32, and does not round it before it normalises it. A model of 16 bits does; the
-report says so. In float16 its sum may overflow, and what it makes NaN of an infinite sum are numbers of the operator.
-That all numbers are finite is assumed for Ascend; without this assumption 16 bits are declined.
+AddLayerNorm computes the sum in float32, and does not round it before it normalises it. A model of
+16 bits does; the report says so. In float16 its sum may overflow, and what it makes NaN of an
+infinite sum are numbers of the operator. That all numbers are finite is assumed for Ascend; without
+this assumption 16 bits are declined.
 """
 
 from __future__ import annotations
@@ -42,8 +51,23 @@ from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.around import rows
-from fa_compiler.passes.around.records import FLOAT, Norm, SummedNorm, Weight, expect_finite, is_float, known_shape
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, distinct_consumers, float_attr, int_attr, is_op, operand_at
+from fa_compiler.passes.around.records import (
+    FLOAT,
+    Norm,
+    SummedNorm,
+    Weight,
+    expect_finite,
+    is_float,
+    known_shape,
+)
+from fa_compiler.passes.ir.nodes import (
+    SIXTEEN_BITS,
+    distinct_consumers,
+    float_attr,
+    int_attr,
+    is_op,
+    operand_at,
+)
 from fa_compiler.passes.values.patterns import Bind, Op, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -60,8 +84,8 @@ SKIP_EPSILON = 1e-12
 
 
 def is_anchor(node: ir.Node, info: ShapeInfo) -> bool:
-    """May a norm be computed here: is this the mean of a squared difference from a mean, or a norm that the model has
-    ready made?"""
+    """May a norm be computed here: is this the mean of a squared difference from a mean, or a norm
+    that the model has ready made?"""
     if (node.domain, node.op_type) == SKIP or is_op(node, READY_MADE):
         return True
     found = rows.squared(node, info)
@@ -69,7 +93,8 @@ def is_anchor(node: ir.Node, info: ShapeInfo) -> bool:
 
 
 def norms(node: ir.Node, info: ShapeInfo, options: Options) -> Iterator[Norm | SummedNorm]:
-    """The norms that the operator at an anchor may be part of, the best first; none where it is no norm.
+    """The norms that the operator at an anchor may be part of, the best first; none where it is no
+    norm.
 
     Raises:
         Decline: it is a norm that the operators do not compute.
@@ -121,7 +146,8 @@ def _alone(node: ir.Node, info: ShapeInfo) -> Iterator[Norm]:
 
 
 def _multiplied_out(variance: ir.Node, x: ir.Value, mean: ir.Node, info: ShapeInfo) -> Norm | None:
-    """The norm in which x and the mean are multiplied by the weight and the rate; None where there is none."""
+    """The norm in which x and the mean are multiplied by the weight and the rate; None where there
+    is none."""
     found, floor = rows.squared(variance, info), rows.floor_of(variance, info)
     size = info.sizes(x)[-1:]
     if found is None or not size or size[0].const is None or info.dtype(x) != FLOAT:
@@ -130,10 +156,17 @@ def _multiplied_out(variance: ir.Node, x: ir.Value, mean: ir.Node, info: ShapeIn
         given = {"x": x, "mean": mean.outputs[0], "rate": rate}
         for whole in _sums(rate):
             parts = match(_MULTIPLIED_OUT, whole, info, given)  # 7
-            if parts is None or not all(rows.is_vector(parts[name], size[0].const, info) for name in ("gamma", "beta")):
+            if parts is None or not all(
+                rows.is_vector(parts[name], size[0].const, info) for name in ("gamma", "beta")
+            ):
                 continue
-            gamma, beta = (rows.weight_of(parts[name], size[0].const, info, variance) for name in ("gamma", "beta"))
-            nodes = tuple(dict.fromkeys((*found.nodes, variance, *floor.nodes, *steps, *parts.nodes)))
+            gamma, beta = (
+                rows.weight_of(parts[name], size[0].const, info, variance)
+                for name in ("gamma", "beta")
+            )
+            nodes = tuple(
+                dict.fromkeys((*found.nodes, variance, *floor.nodes, *steps, *parts.nodes))
+            )
             return Norm(variance, found["x"], gamma, floor.epsilon, whole, nodes, beta=beta)
     return None
 
@@ -142,15 +175,22 @@ def _sums(rate: ir.Value) -> Iterator[ir.Value]:
     """What is computed from a rate by two products and a sum, or by one more."""
     for scale in distinct_consumers(rate):
         for product in distinct_consumers(scale.outputs[0]):
-            yield from (total.outputs[0] for total in distinct_consumers(product.outputs[0]) if is_op(total, "Add"))
+            yield from (
+                total.outputs[0]
+                for total in distinct_consumers(product.outputs[0])
+                if is_op(total, "Add")
+            )
 
 
 def _difference(x: ir.Value) -> ir.Node | None:
-    """The node that subtracts a mean, if x is this difference, or cast from it; None for another tensor."""
+    """The node that subtracts a mean, if x is this difference, or cast from it; None for another
+    tensor."""
     node = x.producer()
     if is_op(node, "Cast"):
         node = operand_at(node, 0).producer()
-    return node if is_op(node, "Sub") and is_op(operand_at(node, 1).producer(), *rows.MEANS) else None
+    return (
+        node if is_op(node, "Sub") and is_op(operand_at(node, 1).producer(), *rows.MEANS) else None
+    )
 
 
 def _ready_made(node: ir.Node, info: ShapeInfo) -> Norm:
@@ -176,7 +216,9 @@ def _skipping(node: ir.Node, info: ShapeInfo) -> SummedNorm:
     if bias is not None and dtype in SIXTEEN_BITS:
         raise Decline(Code.DTYPE, "the sum with the bias would be rounded to 16 bits", node)
     if bias is not None and not rows.is_vector(bias, rows.last_size(shape, one, node), info):
-        raise Decline(Code.SHAPE, f"the bias {bias.name!r} is not a vector as long as the last axis", node, "")
+        raise Decline(
+            Code.SHAPE, f"the bias {bias.name!r} is not a vector as long as the last axis", node, ""
+        )
     rows.expect_unread(node, node.outputs[1:3])
     total = node.outputs[3] if len(node.outputs) > 3 else ir.Value(name="")
     epsilon = rows.expect_epsilon(float_attr(node, "epsilon", SKIP_EPSILON), node)
@@ -186,7 +228,9 @@ def _skipping(node: ir.Node, info: ShapeInfo) -> SummedNorm:
 
 def _weights(node: ir.Node, x: ir.Value, place: int, info: ShapeInfo) -> tuple[Weight, Weight]:
     """The weight of a norm, which stands at a place, and the bias behind it. Raises Decline."""
-    given = [value for value in (operand_at(node, place), operand_at(node, place + 1)) if value.name]
+    given = [
+        value for value in (operand_at(node, place), operand_at(node, place + 1)) if value.name
+    ]
     rows.of_one_type(node, (x, *given), info)
     size = rows.last_size(known_shape(x, info, node), x, node)
     gamma, *rest = (rows.weight_of(value, size, info, node) for value in given)

@@ -16,9 +16,13 @@ Found = TypeVar("Found")
 
 
 def first_built(
-    node: ir.Node, found: Iterable[Found] | Decline, builder: Builder, emit: Callable[[Found], Around]
+    node: ir.Node,
+    found: Iterable[Found] | Decline,
+    builder: Builder,
+    emit: Callable[[Found], Around],
 ) -> Around | None:
-    """The line of the first that can be emitted, else of the first decline; None where nothing was found."""
+    """The line of the first that can be emitted, else of the first decline; None where nothing was
+    found."""
     if isinstance(found, Decline):
         return declined(node, found)
     refusal: Decline | None = None
@@ -33,6 +37,7 @@ def first_built(
 
 
 def declined(node: ir.Node | None, decline: Decline) -> Around:
-    """The line of what stays as it is: a norm, an activation, a rotation, products of one operand."""
+    """The line of what stays as it is: a norm, an activation, a rotation, products of one
+    operand."""
     line = Around(label(node) or "", "declined", code=decline.code, reason=decline.reason)
     return replace(line, culprit=label(decline.culprit), hint=decline.hint)

@@ -1,17 +1,20 @@
-"""Two rotations by the same tables become one: ApplyRotaryPosEmb rotates the query and the key of an attention.
+"""Two rotations by the same tables become one: ApplyRotaryPosEmb rotates the query and the key of
+an attention.
 
 Grammar; the code cites the numbers of the cases:
 
     pair :=
-      1     RotaryPositionEmbedding(q, cos, sin), RotaryPositionEmbedding(k, cos, sin)         mode 0 (half)
+      1     RotaryPositionEmbedding(q, cos, sin), RotaryPositionEmbedding(k, cos, sin)
+                                                mode 0 (half)
     q, k :=
       2     [B, S, Nq, D] and [B, S, Nk, D]     of equal B, S and D; D is known
     cos, sin :=
       3     [B, S, 1, D]                        on 950 also [1, S, 1, D]
 
-Neither rotation is computed from the other. The operator works in place, so it is all that reads q and k, and nothing
-else reads the tensors whose memory q and k are. What is computed is the same, operation by operation. The order of the
-graph tells which rotations are a pair: two that follow each other.
+Neither rotation is computed from the other. The operator works in place, so it is all that reads q
+and k, and nothing else reads the tensors whose memory q and k are. What is computed is the same,
+operation by operation. The order of the graph tells which rotations are a pair: two that follow
+each other.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ class Pair:
 
 
 def pairs(graph: ir.Graph, info: ShapeInfo, options: Options) -> Iterator[Pair]:
-    """The pairs in a sorted graph, which share no rotation. The caller may replace a pair as soon as it is yielded."""
+    """The pairs in a sorted graph, which share no rotation. The caller may replace a pair as soon
+    as it is yielded."""
     rotations = [node for node in graph if (node.domain, node.op_type) == (DOMAIN, ALONE)]
     taken: set[ir.Node] = set()
     for first, second in pairwise(rotations):
@@ -81,7 +85,11 @@ def _fit(first: ir.Node, second: ir.Node, info: ShapeInfo, options: Options) -> 
     batch, tokens, _, width = x
     broadcasts = product(options.ascend_product).name in BROADCASTS and cos[0] == 1
     fits = (cos[0] == batch or broadcasts) and (cos[1], cos[3]) == (tokens, width) and cos[2] == 1
-    return fits and width.const is not None and (other[0], other[1], other[3]) == (batch, tokens, width)
+    return (
+        fits
+        and width.const is not None
+        and (other[0], other[1], other[3]) == (batch, tokens, width)
+    )
 
 
 def _is_own(value: ir.Value) -> bool:

@@ -1,4 +1,5 @@
-"""Values as polynomials of other values: sums, products and powers in any order are one polynomial."""
+"""Values as polynomials of other values: sums, products and powers in any order are one
+polynomial."""
 
 from __future__ import annotations
 
@@ -95,7 +96,8 @@ _OPERATORS: Mapping[str, Callable[[Terms, Terms], Terms | None]] = {
 
 
 def are_close(one: Terms, other: Terms, tolerance: float) -> bool:
-    """Do two polynomials have the same terms, and factors that are apart by no more than this share of them?"""
+    """Do two polynomials have the same terms, and factors that are apart by no more than this share
+    of them?"""
     return one.keys() == other.keys() and all(
         abs(factor - other[key]) <= tolerance * abs(other[key]) for key, factor in one.items()
     )

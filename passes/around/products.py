@@ -1,4 +1,5 @@
-"""Products of one operand by several weights: one product by the joined weights computes all of them.
+"""Products of one operand by several weights: one product by the joined weights computes all of
+them.
 
     q, k, v = x @ w_q, x @ w_k, x @ w_v
     q, k, v = torch.split(x @ torch.cat((w_q, w_k, w_v), 1), sizes, -1)
@@ -7,27 +8,31 @@ Grammar; the code cites the numbers of the cases:
 
     product(x) :=
       1     MatMul(x, w)               w a constant matrix
-      2   | Gemm(x, w) | Gemm(x, w, b) alpha and beta 1, x not transposed, w for all transposed or for none
+      2   | Gemm(x, w) | Gemm(x, w, b) alpha and beta 1, x not transposed, w for all transposed or
+          for none
     part(x) :=
       3     product(x)
-      4   | Add(product(x), b)         b, as that of a Gemm, a constant vector with one number for each column
+      4   | Add(product(x), b)         b, as that of a Gemm, a constant vector with one number for
+                                       each column
     parts become :=
       5     Concat(part(x), ...)       along the last axis: the joined product itself
       6   | Reshape(part(x), ...)      all of them into heads of one size: a Split of the heads
       7   | part(x), ...               a Split of the columns
 
-A column of the joined product is the product of the same rows with the same column, so that the same numbers are
-multiplied and added up. ONNX leaves the order of the sum to whoever computes it, and that order may depend on the
-number of columns: the last bits may differ, as they do from one runtime to the next. Where one part has a bias and
-another one has none, -0 is added to the latter, which changes no number and no sign of 0.
+A column of the joined product is the product of the same rows with the same column, so that the
+same numbers are multiplied and added up. ONNX leaves the order of the sum to whoever computes it,
+and that order may depend on the number of columns: the last bits may differ, as they do from one
+runtime to the next. Where one part has a bias and another one has none, -0 is added to the latter,
+which changes no number and no sign of 0.
 
-All weights of a group have the type of x (float32, float16 or bfloat16) and as many rows. They are constants that no
-caller can replace, and are not quantised. They are read here only, or by groups of the same weights in the same order
-(layers that share them): otherwise the file would hold them twice. By default they lie in the model's own file, which
-is written anew in any case. Where this does not hold, the report says why the products stay apart.
+All weights of a group have the type of x (float32, float16 or bfloat16) and as many rows. They are
+constants that no caller can replace, and are not quantised. They are read here only, or by groups
+of the same weights in the same order (layers that share them): otherwise the file would hold them
+twice. By default they lie in the model's own file, which is written anew in any case. Where this
+does not hold, the report says why the products stay apart.
 
-A product that another product alone reads is left out: both are one weight of low rank (LoRA). A group becomes one
-product only if fewer kernels are left: a Reshape is none, a Split is one.
+A product that another product alone reads is left out: both are one weight of low rank (LoRA). A
+group becomes one product only if fewer kernels are left: a Reshape is none, a Split is one.
 """
 
 from __future__ import annotations
@@ -64,12 +69,14 @@ from fa_compiler.passes.ops.parts import concat_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 MOST_PARTS = 16
-"""Larger groups are left alone: such as the keys and values of all layers that attend to one encoder."""
+"""Larger groups are left alone: such as the keys and values of all layers that attend to one
+encoder."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One product of a group, with its bias. `nodes` are what computes it, `result` the last value."""
+    """One product of a group, with its bias. `nodes` are what computes it, `result` the last
+    value."""
 
     node: ir.Node
     weight: ir.Value
@@ -81,8 +88,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Group:
-    """Products that become one. `heads` are those of case 6, in the order of the parts. `whole` is the Concat of case
-    5."""
+    """Products that become one. `heads` are those of case 6, in the order of the parts. `whole` is
+    the Concat of case 5."""
 
     parts: tuple[Part, ...]
     whole: ir.Node | None = None
@@ -110,8 +117,8 @@ def groups(graph: ir.Graph, info: ShapeInfo, options: Options) -> Iterator[Group
 
 
 def _refusal(group: Group, readers: Container[ir.Node], options: Options) -> Decline | None:
-    """Why the weights of a group cannot be joined; None where they can. `readers` are the products of all groups with
-    these weights."""
+    """Why the weights of a group cannot be joined; None where they can. `readers` are the products
+    of all groups with these weights."""
     if len({*group.weights}) < len(group.parts):
         return _apart("two of them read one weight", group.parts[0])
     for part in group.parts:
@@ -172,7 +179,9 @@ def _part(node: ir.Node, info: ShapeInfo) -> Part | None:
 def _is_fixed(weight: ir.Value) -> bool:
     """Is this a weight, or one that is quantised?"""
     maker = weight.producer()
-    return is_weight(weight) or (is_op(maker, "DequantizeLinear") and is_weight(operand_at(maker, 0)))
+    return is_weight(weight) or (
+        is_op(maker, "DequantizeLinear") and is_weight(operand_at(maker, 0))
+    )
 
 
 def _is_plain(node: ir.Node) -> bool:
@@ -182,8 +191,8 @@ def _is_plain(node: ir.Node) -> bool:
 
 
 def _with_bias(part: Part) -> Part | None:
-    """A product with the bias that it has or that is added to it; None for a bias that cannot be joined, and for a
-    product that another product alone reads."""
+    """A product with the bias that it has or that is added to it; None for a bias that cannot be
+    joined, and for a product that another product alone reads."""
     given = operand_at(part.node, 2)
     if given is not ABSENT:
         bias = _vector(given, part.columns)
@@ -217,7 +226,8 @@ def _groups(parts: Sequence[Part], info: ShapeInfo) -> Iterator[Group]:
 
 
 def _whole(value: ir.Value, parts: Iterable[ir.Value], info: ShapeInfo) -> ir.Node | None:
-    """The Concat along the last axis of some of the parts, which nothing else reads; None where there is none."""
+    """The Concat along the last axis of some of the parts, which nothing else reads; None where
+    there is none."""
     joined, known = concat_of(only_reader(value), info), {*parts}
     if joined is None or len(joined.parts) < 2:
         return None

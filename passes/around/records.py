@@ -20,28 +20,34 @@ FLOAT = ir.DataType.FLOAT
 
 @dataclass(frozen=True)
 class Weight:
-    """The weight or the bias of a norm: a value of the model, or numbers that are known before it runs."""
+    """The weight or the bias of a norm: a value of the model, or numbers that are known before it
+    runs."""
 
     value: ir.Value | None
     numbers: np.ndarray | None = None
 
     @property
     def is_given(self) -> bool:
-        """Is there one? Without a weight the rows are multiplied by 1, without a bias 0 is added."""
+        """Is there one? Without a weight the rows are multiplied by 1, without a bias 0 is
+        added."""
         return self.value is not None or self.numbers is not None
 
     @property
     def is_constant(self) -> bool:
         """Is it the same in every run, and so computed from nothing?"""
-        return self.numbers is not None or (self.value is not None and self.value.const_value is not None)
+        return self.numbers is not None or (
+            self.value is not None and self.value.const_value is not None
+        )
 
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm of the rows of x, along the last axis: result = x / sqrt(mean(x^2) + epsilon) * gamma + beta.
+    """A norm of the rows of x, along the last axis: result = x / sqrt(mean(x^2) + epsilon) * gamma
+    + beta.
 
-    If `centred`, it is a LayerNorm, where x stands for x - mean(x); only this has a beta. `nodes` are what computes it,
-    the last one the maker of the result. `rounded` tells that the model rounds something in between to 16 bits.
+    If `centred`, it is a LayerNorm, where x stands for x - mean(x); only this has a beta. `nodes`
+    are what computes it, the last one the maker of the result. `rounded` tells that the model
+    rounds something in between to 16 bits.
     """
 
     anchor: ir.Node
@@ -69,15 +75,17 @@ class SummedNorm:
     @property
     def is_total_read(self) -> bool:
         """Is the sum read by anything but the norm, or is it an output?"""
-        return self.total.is_graph_output() or any(node not in self.nodes for node, _ in self.total.uses())
+        return self.total.is_graph_output() or any(
+            node not in self.nodes for node, _ in self.total.uses()
+        )
 
 
 @dataclass(frozen=True)
 class Activation:
     """An activation, or a gated one: an operator of `attrs`.
 
-    `operands` are its only operand, or the gate and what it multiplies, which are joined along their last axis.
-    `rounded` tells that the model rounds more to 16 bits than the operator.
+    `operands` are its only operand, or the gate and what it multiplies, which are joined along
+    their last axis. `rounded` tells that the model rounds more to 16 bits than the operator.
     """
 
     anchor: ir.Node
@@ -90,20 +98,22 @@ class Activation:
 
 
 HALF, INTERLEAVE, INTERLEAVE_HALF = 0, 1, 3
-"""The modes of RotaryPositionEmbedding: which elements of the last axis are a pair, before and behind it."""
+"""The modes of RotaryPositionEmbedding: which elements of the last axis are a pair, before and
+behind it."""
 
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary positions: result = x * cos + (-x2, x1) * sin, where x1 and x2 are the parts of x along its last axis that
-    the mode names.
+    """Rotary positions: result = x * cos + (-x2, x1) * sin, where x1 and x2 are the parts of x
+    along its last axis that the mode names.
 
-    x has four axes. Tokens stand in front of the heads, or behind them (`heads_first`). `read_behind` is what a
-    Transpose of these two axes makes x from, if nothing else reads x. If `is_half_table`, cos and sin hold one number
-    for each pair. If `is_complex`, the pairs are complex numbers: cos and sin have a further last axis of 1, and
-    so may x, of 2. If
-    `moves_pairs`, the operator gets x with the elements of even places in front of those of odd ones. `others` are
-    joined to what is rotated, in front of it and behind it, along the last axis: the result holds them, too.
+    x has four axes. Tokens stand in front of the heads, or behind them (`heads_first`).
+    `read_behind` is what a Transpose of these two axes makes x from, if nothing else reads x. If
+    `is_half_table`, cos and sin hold one number for each pair. If `is_complex`, the pairs are
+    complex numbers: cos and sin have a further last axis of 1, and so may x, of 2. If
+    `moves_pairs`, the operator gets x with the elements of even places in front of those of odd
+    ones. `others` are joined to what is rotated, in front of it and behind it, along the last axis:
+    the result holds them, too.
     """
 
     anchor: ir.Node
@@ -122,7 +132,8 @@ class Rotary:
 
 
 def known_shape(value: ir.Value, info: ShapeInfo, node: ir.Node) -> Shape:
-    """The shape of a tensor of at least one axis. Raises Decline where not even its rank is known."""
+    """The shape of a tensor of at least one axis. Raises Decline where not even its rank is
+    known."""
     shape = info.shape(value)
     if not shape:
         raise Decline(Code.RANK, f"the rank of {value.name!r} is not known", node)
@@ -133,12 +144,22 @@ def is_float(value: ir.Value, info: ShapeInfo, node: ir.Node) -> ir.DataType:
     """The type of a tensor that the operators take. Raises Decline for another one."""
     dtype = info.dtype(value)
     if dtype not in FLOATS:
-        raise Decline(Code.DTYPE, f"{value.name!r} is of the type {'unknown' if dtype is None else dtype.name}", node)
+        raise Decline(
+            Code.DTYPE,
+            f"{value.name!r} is of the type {'unknown' if dtype is None else dtype.name}",
+            node,
+        )
     return dtype
 
 
 def expect_finite(dtype: ir.DataType, options: Options, node: ir.Node) -> None:
-    """Raises Decline where 16 bits may hold what overflowed: the model may then make NaN of what it rounds to 0."""
+    """Raises Decline where 16 bits may hold what overflowed: the model may then make NaN of what it
+    rounds to 0."""
     if dtype in SIXTEEN_BITS and NON_FINITE_SCORES in options.assume:
         reason = "what is rounded to 0 in 16 bits makes NaN of an infinity, and the operator does not round it"
-        raise Decline(Code.DTYPE, reason, node, f"leave out --assume {NON_FINITE_SCORES} if all numbers are finite")
+        raise Decline(
+            Code.DTYPE,
+            reason,
+            node,
+            f"leave out --assume {NON_FINITE_SCORES} if all numbers are finite",
+        )

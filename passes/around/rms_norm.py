@@ -6,12 +6,15 @@ Grammar; the code cites the numbers of the cases, and rows.py has those of the r
 
     norm :=
       1     the rows of x divided by the root of the mean of their squares, with or without a weight
-      2   | RMSNormalization(x, gamma) | SimplifiedLayerNormalization(x, gamma)     axis is the last one
-      3   | SkipSimplifiedLayerNormalization(a, b, gamma, bias)    x is the sum of a and b of equal shapes, and of a
-                                                                    bias if there is one: an Add adds it to a
+      2   | RMSNormalization(x, gamma) | SimplifiedLayerNormalization(x, gamma)
+                                                                   axis is the last one
+      3   | SkipSimplifiedLayerNormalization(a, b, gamma, bias)    x is the sum of a and b of equal
+                                                                    shapes, and of a bias if there
+                                                                    is one: an Add adds it to a
     x, where a norm is computed :=
-      4     Add(a, b)                      of equal shapes: AddRmsNorm gives the sum, too. Of 16 bits only where the
-                                           model rounds the normalised rows, as the operator does on A2 and A3
+      4     Add(a, b)                      of equal shapes: AddRmsNorm gives the sum, too. Of 16
+                                           bits only where the model rounds the normalised rows, as
+                                           the operator does on A2 and A3
       5   | any tensor
 
 Where x is a difference from a mean, this is LayerNorm (layer_norm.py).
@@ -38,14 +41,16 @@ SKIP_EPSILON = 1e-12
 
 
 def is_anchor(node: ir.Node, info: ShapeInfo) -> bool:
-    """May a norm be computed here: is this the mean of a square, or a norm that the model has ready made?"""
+    """May a norm be computed here: is this the mean of a square, or a norm that the model has ready
+    made?"""
     if (node.domain, node.op_type) == SKIP or is_op(node, *READY_MADE):
         return True
     return rows.squared(node, info) is not None and not layer_norm.is_anchor(node, info)
 
 
 def norms(node: ir.Node, info: ShapeInfo) -> Iterator[Norm | SummedNorm]:
-    """The norms that the operator at an anchor may be part of, the best first; none where it is no norm.
+    """The norms that the operator at an anchor may be part of, the best first; none where it is no
+    norm.
 
     Raises:
         Decline: it is a norm that the operator does not compute.
@@ -95,7 +100,9 @@ def _skipping(node: ir.Node, info: ShapeInfo) -> SummedNorm:
     size = rows.last_size(shape, one, node)
     bias = operand_at(node, 3) if operand_at(node, 3).name else None
     if bias is not None and not (info.dtype(bias) == dtype and rows.is_vector(bias, size, info)):
-        raise Decline(Code.SHAPE, f"the bias {bias.name!r} is not a vector as long as the last axis", node, "")
+        raise Decline(
+            Code.SHAPE, f"the bias {bias.name!r} is not a vector as long as the last axis", node, ""
+        )
     rows.expect_unread(node, node.outputs[1:3])
     weight = rows.weight_of(gamma, size, info, node)
     total = node.outputs[3] if len(node.outputs) > 3 else ir.Value(name="")

@@ -1,48 +1,61 @@
-"""Rotary positions: pairs of numbers are rotated by an angle that grows with the token, in the spellings of exporters.
+"""Rotary positions: pairs of numbers are rotated by an angle that grows with the token, in the
+spellings of exporters.
 
     x1, x2 = x[..., : d // 2], x[..., d // 2 :];  y = x * cos + torch.cat((-x2, x1), -1) * sin
 
-Grammar; the code cites the numbers of the cases, and rotary_ops.py has the operators that are rotary positions already:
+Grammar; the code cites the numbers of the cases, and rotary_ops.py has the operators that are
+rotary positions already:
 
     x1, x2 :=
       1     the halves of x                along the last axis, by Split or by Slices
       2   | the elements of even and of odd places along the last axis
-     14   | the two elements of the last axis of Reshape(x), of which each is a pair: as complex numbers are exported
-     17   | the two elements of the last axis of any other tensor of pairs, [.., D / 2, 2]: a Reshape makes x from it
+     14   | the two elements of the last axis of Reshape(x), of which each is a pair: as complex
+          numbers are exported
+     17   | the two elements of the last axis of any other tensor of pairs, [.., D / 2, 2]: a
+          Reshape makes x from it
     joined(u, v) :=
       3     Concat(u, v)                   along the last axis
-      4   | Reshape(Concat(Unsqueeze(u), Unsqueeze(v)))       along a new last axis, and in the shape of x again: pairs
-     15   | Reshape(Concat(u, v))          in cases 14 and 17, along the last axis, and in the shape of x again: pairs
-     16   | Concat(.., u, v, ..)           only in case 6, along the last axis: the others are joined to the result
+      4   | Reshape(Concat(Unsqueeze(u), Unsqueeze(v)))       along a new last axis, and in the
+                                           shape of x again: pairs
+     15   | Reshape(Concat(u, v))          in cases 14 and 17, along the last axis, and in the shape
+                                           of x again: pairs
+     16   | Concat(.., u, v, ..)           only in case 6, along the last axis: the others are
+                                           joined to the result
     result :=
       5     Add(Mul(x, cos), Mul(joined(Neg(x2), x1), sin))
-      6   | joined(Sub(Mul(x1, c), Mul(x2, s)), Add(Mul(x2, c), Mul(x1, s)))      cos and sin are c and s twice, below
+      6   | joined(Sub(Mul(x1, c), Mul(x2, s)), Add(Mul(x2, c), Mul(x1, s)))
+                                           cos and sin are c and s twice, below
     the operator's mode :=
       7     0 (half)                       halves, joined as halves
-      8   | 1 (interleave)                 pairs, joined as pairs; always in cases 14 and 17, where cos and sin have
-                                           a further axis of 1
-      9   | 3 (interleave-half)            pairs, joined as halves; only in case 6. Where the product does not have this
-                                           mode, a Transpose moves the pairs into halves in front of mode 0
+      8   | 1 (interleave)                 pairs, joined as pairs; always in cases 14 and 17, where
+                                           cos and sin have a further axis of 1
+      9   | 3 (interleave-half)            pairs, joined as halves; only in case 6. Where the
+                                           product does not have this mode, a Transpose moves the
+                                           pairs into halves in front of mode 0
     x, cos and sin :=
      10     [B, N, S, D] and [1 or B, 1, S, D]         heads in front of the tokens
      11   | [B, S, N, D] and [1 or B, S, 1, D]         tokens in front of the heads
     x, where heads stand in front :=
-     12     Transpose(z)                   of these two axes, and read here only: the operator reads z
+     12     Transpose(z)                   of these two axes, and read here only: the operator reads
+                                           z
      13   | x                              it is transposed
     x, where it is read :=
      18     Cast(x)                        to the type that it has, any number of times; in case 5
 
-The operator tells the tokens from the heads by the shape of cos. Where heads stand in front, A2 and A3 take few of them
-for each token. Open sizes do not prove this, and a decoder of one token breaks it. So the operator always gets the
-tokens in front. A Transpose that is made for this moves the tensor once; the nodes that it replaces do so six times.
+The operator tells the tokens from the heads by the shape of cos. Where heads stand in front, A2 and
+A3 take few of them for each token. Open sizes do not prove this, and a decoder of one token breaks
+it. So the operator always gets the tokens in front. A Transpose that is made for this moves the
+tensor once; the nodes that it replaces do so six times.
 
-The sizes of cos are those of x, or 1: this is proven, because the operator does not broadcast in other ways. In case 6
-the last axis of c has half of them: a Concat of two makes cos for halves, and a Gather that takes each number twice
-makes it for pairs. What is computed is the same, operation by operation. In 16 bits the operator may compute in float32
-and round once, where the model rounds three times; the report says so. What overflows in the model need not do so in
-the operator. That all numbers are finite is assumed for Ascend; without this assumption 16 bits are declined.
+The sizes of cos are those of x, or 1: this is proven, because the operator does not broadcast in
+other ways. In case 6 the last axis of c has half of them: a Concat of two makes cos for halves, and
+a Gather that takes each number twice makes it for pairs. What is computed is the same, operation by
+operation. In 16 bits the operator may compute in float32 and round once, where the model rounds
+three times; the report says so. What overflows in the model need not do so in the operator. That
+all numbers are finite is assumed for Ascend; without this assumption 16 bits are declined.
 
-The parts of a partial rotation (rotation of the first dimensions of a head) are matched as any other tensor.
+The parts of a partial rotation (rotation of the first dimensions of a head) are matched as any
+other tensor.
 """
 
 from __future__ import annotations
@@ -92,7 +105,12 @@ _REAL = Op("Sub", Op("Mul", _X1, _C), Op("Mul", _X2, _S))
 _IMAGINARY = Op("Add", Op("Mul", _X2, _C), Op("Mul", _X1, _S))
 SWAP = (0, 2, 1, 3)
 """The Transpose between tokens in front of heads and heads in front of tokens."""
-_MODES = {("halves", "halves"): HALF, ("pairs", "pairs"): INTERLEAVE, ("pairs", "halves"): INTERLEAVE_HALF}  # 7 to 9
+# 7 to 9
+_MODES = {
+    ("halves", "halves"): HALF,
+    ("pairs", "pairs"): INTERLEAVE,
+    ("pairs", "halves"): INTERLEAVE_HALF,
+}
 
 
 def is_anchor(node: ir.Node) -> bool:
@@ -104,12 +122,16 @@ def is_anchor(node: ir.Node) -> bool:
 
 
 def _place(node: ir.Node) -> int | None:
-    """The place of the first of the two parts that a Concat joins; None where it joins something else."""
+    """The place of the first of the two parts that a Concat joins; None where it joins something
+    else."""
     if len(node.inputs) == 2:
         return 0
     makers = [value.producer() for value in operands(node)]
     pairs = enumerate(pairwise(makers))
-    return next((place for place, pair in pairs if is_op(pair[0], "Sub") and is_op(pair[1], "Add")), None)  # 16
+    # 16
+    return next(
+        (place for place, pair in pairs if is_op(pair[0], "Sub") and is_op(pair[1], "Add")), None
+    )
 
 
 def rotary(node: ir.Node, info: ShapeInfo, options: Options) -> list[Rotary]:
@@ -130,8 +152,8 @@ def rotary(node: ir.Node, info: ShapeInfo, options: Options) -> list[Rotary]:
 
 @dataclass(frozen=True)
 class _Joined:
-    """Two values that are joined, as halves or as pairs, and the nodes that do so. `others` stand in front of them and
-    behind them."""
+    """Two values that are joined, as halves or as pairs, and the nodes that do so. `others` stand
+    in front of them and behind them."""
 
     node: ir.Node
     first: ir.Value
@@ -162,7 +184,9 @@ def _joined(node: ir.Node, info: ShapeInfo) -> _Joined | None:
         return _Joined(node, *values, node.outputs[0], "halves", (node,), others)  # 3
     added = [value.producer() for value in values]
     reshape = sole(data_readers(node.outputs[0]))
-    last = all(is_op(one, "Unsqueeze") and places_of(one, len(shape)) == [len(shape) - 1] for one in added)
+    last = all(
+        is_op(one, "Unsqueeze") and places_of(one, len(shape)) == [len(shape) - 1] for one in added
+    )
     if not last or not is_op(reshape, "Reshape"):
         return None
     nodes = tuple(without_none((*added, node, reshape)))
@@ -189,7 +213,9 @@ def _added(joined: _Joined, info: ShapeInfo) -> Rotary | None:
     x = before_idle_casts(parts.cut.whole, info)  # 18
     for straight, factor, cos in _times(x, total, product.outputs[0], info):  # 5
         casts = (*_idle_casts(parts.cut.whole, x), *_idle_casts(factor, x))
-        nodes = dict.fromkeys((*casts, *parts.cut.nodes, negative, *joined.nodes, product, straight, total))
+        nodes = dict.fromkeys(
+            (*casts, *parts.cut.nodes, negative, *joined.nodes, product, straight, total)
+        )
         return Rotary(joined.node, x, cos, sin, total.outputs[0], tuple(nodes), parts.mode)
     return None
 
@@ -197,7 +223,8 @@ def _added(joined: _Joined, info: ShapeInfo) -> Rotary | None:
 def _times(
     x: ir.Value, total: ir.Node, rotated: ir.Value, info: ShapeInfo
 ) -> Iterator[tuple[ir.Node, ir.Value, ir.Value]]:
-    """The product of x and a table that is added to what is rotated, with its factor that is x, and with the table."""
+    """The product of x and a table that is added to what is rotated, with its factor that is x, and
+    with the table."""
     for one, other in operand_orders(total, "Add"):
         straight = other.producer()
         for factor, cos in operand_orders(straight, "Mul"):
@@ -220,22 +247,36 @@ def _written_out(joined: _Joined, info: ShapeInfo) -> Rotary | None:
         imaginary = match(_IMAGINARY, joined.second, info, real.values)
         parts = _parts(real["first"], real["second"], joined, info)
         if imaginary is not None and parts is not None:
-            nodes = tuple(dict.fromkeys((*parts.cut.nodes, *real.nodes, *imaginary.nodes, *joined.nodes)))
-            found = Rotary(joined.node, parts.cut.whole, real["cos"], real["sin"], joined.result, nodes, parts.mode)
+            nodes = tuple(
+                dict.fromkeys((*parts.cut.nodes, *real.nodes, *imaginary.nodes, *joined.nodes))
+            )
+            found = Rotary(
+                joined.node,
+                parts.cut.whole,
+                real["cos"],
+                real["sin"],
+                joined.result,
+                nodes,
+                parts.mode,
+            )
             found = replace(found, is_half_table=True, others=joined.others)
             return _of_complex_numbers(found, info) or found
     return None
 
 
 def _of_complex_numbers(found: Rotary, info: ShapeInfo) -> Rotary | None:
-    """The rotation of a tensor whose pairs are the parts of complex numbers; None where they are not."""
+    """The rotation of a tensor whose pairs are the parts of complex numbers; None where they are
+    not."""
     shape, cut, last = info.sizes(found.x), found.x.producer(), sole(data_readers(found.result))
     if len(shape) != 5 or shape[-1] != 2 or not is_op(last, "Reshape"):
         return None
     result, whole = last.outputs[0], _without_pairs(shape)
     if info.shape(result) != whole:  # 15
         return None
-    made = replace(found, result=result, nodes=(*found.nodes, last), mode=INTERLEAVE, is_complex=True)  # 8
+    # 8
+    made = replace(
+        found, result=result, nodes=(*found.nodes, last), mode=INTERLEAVE, is_complex=True
+    )
     if not is_op(cut, "Reshape") or info.shape(operand_at(cut, 0)) != whole:
         return made  # 17
     return replace(made, x=operand_at(cut, 0), nodes=(cut, *made.nodes))  # 14
@@ -255,11 +296,20 @@ class _Parts:
 
 
 def _parts(first: ir.Value, second: ir.Value, joined: _Joined, info: ShapeInfo) -> _Parts | None:
-    """The tensor whose parts are these, cut along its last axis; None for other values, and where they are joined
-    otherwise than the operator does."""
-    for form, cut in (("halves", halves_of(first, second, info)), ("pairs", pairs_of(first, second, info))):  # 1 and 2
+    """The tensor whose parts are these, cut along its last axis; None for other values, and where
+    they are joined otherwise than the operator does."""
+    # 1 and 2
+    for form, cut in (
+        ("halves", halves_of(first, second, info)),
+        ("pairs", pairs_of(first, second, info)),
+    ):
         mode = _MODES.get((form, joined.form))
-        if cut is not None and mode is not None and cut.axis == -1 and joined.shape(info) == info.shape(cut.whole):
+        if (
+            cut is not None
+            and mode is not None
+            and cut.axis == -1
+            and joined.shape(info) == info.shape(cut.whole)
+        ):
             return _Parts(cut, mode)
     return None
 
@@ -268,12 +318,22 @@ def _checked(found: Rotary, info: ShapeInfo, options: Options) -> Rotary:
     """The rotary positions with the order of their axes. Raises Decline."""
     node, dtype = found.anchor, is_float(found.x, info, found.anchor)
     if info.dtype(found.cos) != dtype or info.dtype(found.sin) != dtype:
-        raise Decline(Code.DTYPE, "the tables of cosines and sines have another type than what is rotated", node)
+        raise Decline(
+            Code.DTYPE,
+            "the tables of cosines and sines have another type than what is rotated",
+            node,
+        )
     expect_finite(dtype, options, node)
     if any(_is_read_elsewhere(inner, found.nodes) for inner in found.nodes[:-1]):
-        raise Decline(Code.READ_INSIDE, "a number inside of the rotation is read elsewhere, or is an output", node)
+        raise Decline(
+            Code.READ_INSIDE,
+            "a number inside of the rotation is read elsewhere, or is an output",
+            node,
+        )
     heads_first = _has_heads_first(found, info)
-    return replace(found, heads_first=heads_first, read_behind=_behind(found, info) if heads_first else None)
+    return replace(
+        found, heads_first=heads_first, read_behind=_behind(found, info) if heads_first else None
+    )
 
 
 def _is_read_elsewhere(node: ir.Node, nodes: tuple[ir.Node, ...]) -> bool:
@@ -281,16 +341,22 @@ def _is_read_elsewhere(node: ir.Node, nodes: tuple[ir.Node, ...]) -> bool:
     if is_op(node, "Cast"):
         return False
     return any(
-        value.is_graph_output() or any(reader not in nodes for reader in data_readers(value)) for value in node.outputs
+        value.is_graph_output() or any(reader not in nodes for reader in data_readers(value))
+        for value in node.outputs
     )
 
 
 def _has_heads_first(found: Rotary, info: ShapeInfo) -> bool:
-    """Do the heads stand in front of the tokens? The sizes of the tables tell. Raises Decline where they do not fit."""
+    """Do the heads stand in front of the tokens? The sizes of the tables tell. Raises Decline where
+    they do not fit."""
     shape = known_shape(found.x, info, found.anchor)
     shape = _without_pairs(shape) if found.is_complex and len(shape) == 5 else shape
     tables = [_table_shape(found, value, info) for value in (found.cos, found.sin)]
-    orders = [order for order in (False, True) if all(_fits(shape, own, order, found.is_half_table) for own in tables)]
+    orders = [
+        order
+        for order in (False, True)
+        if all(_fits(shape, own, order, found.is_half_table) for own in tables)
+    ]
     if not orders or tables[0] != tables[1]:
         reason = "the sizes of the tables are not proven to be those of what is rotated"
         raise Decline(Code.SHAPE, reason, found.anchor, "")
@@ -298,7 +364,8 @@ def _has_heads_first(found: Rotary, info: ShapeInfo) -> bool:
 
 
 def _table_shape(found: Rotary, table: ir.Value, info: ShapeInfo) -> Shape:
-    """The shape of a table, without the axis of 1 that it has beside complex numbers; () where it is not known."""
+    """The shape of a table, without the axis of 1 that it has beside complex numbers; () where it
+    is not known."""
     shape = info.sizes(table)
     if not found.is_complex:
         return shape
@@ -306,12 +373,18 @@ def _table_shape(found: Rotary, table: ir.Value, info: ShapeInfo) -> Shape:
 
 
 def _fits(x: Shape, table: Shape, heads_first: bool, is_half: bool) -> bool:
-    """Do the axes of a table have the sizes of x, or 1 where they are to be repeated? The last one may have half."""
+    """Do the axes of a table have the sizes of x, or 1 where they are to be repeated? The last one
+    may have half."""
     if not len(x) == len(table) == 4:
         return False
     tokens, heads = (2, 1) if heads_first else (1, 2)  # 10 and 11
     one, width = Dim(1), table[3] * 2 if is_half else table[3]
-    return table[0] in (one, x[0]) and table[heads] == one and table[tokens] == x[tokens] and width == x[3]
+    return (
+        table[0] in (one, x[0])
+        and table[heads] == one
+        and table[tokens] == x[tokens]
+        and width == x[3]
+    )
 
 
 def _behind(found: Rotary, info: ShapeInfo) -> ir.Value | None:
@@ -319,5 +392,7 @@ def _behind(found: Rotary, info: ShapeInfo) -> ir.Value | None:
     node = found.x.producer()
     if not is_op(node, "Transpose") or permutation(node, 4) != list(SWAP):  # 12
         return None
-    alone = not found.x.is_graph_output() and all(reader in found.nodes for reader in data_readers(found.x))
+    alone = not found.x.is_graph_output() and all(
+        reader in found.nodes for reader in data_readers(found.x)
+    )
     return operand_at(node, 0) if alone else None  # 13 where it is not

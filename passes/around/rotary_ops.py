@@ -1,13 +1,15 @@
-"""Rotary positions that the model has ready made: the operators RotaryEmbedding of ONNX and of ONNX Runtime.
+"""Rotary positions that the model has ready made: the operators RotaryEmbedding of ONNX and of ONNX
+Runtime.
 
 Grammar; the code cites the numbers of the cases:
 
     operator :=
       1     RotaryEmbedding(x, cos, sin, positions)         of ONNX
-      2   | RotaryEmbedding(x, positions, cos, sin)         of com.microsoft, with scale 1 and batches that are not
-                                                            packed
+      2   | RotaryEmbedding(x, positions, cos, sin)         of com.microsoft, with scale 1 and
+                                                            batches that are not packed
     x :=
-      3     [B, S, N D]                    N is num_heads; where that is 0, D is twice the width of the tables
+      3     [B, S, N D]                    N is num_heads; where that is 0, D is twice the width of
+                                           the tables
       4   | [B, N, S, D]
       5   | Reshape(z)                     of z [B, S, N, D] to case 3: the operator reads z
     tables :=
@@ -19,11 +21,12 @@ Grammar; the code cites the numbers of the cases:
     the operator's mode :=
      10     0 (half) | 1 (interleave)      the attribute interleaved
 
-The definition of both is that of rotary.py, 6: x1 cos - x2 sin, x2 cos + x1 sin. In 16 bits the operator may compute in
-float32 and round once, where the definition rounds three times; the report says so. So it may not overflow where the
-definition does: without the assumption that all numbers are finite, 16 bits are declined. Positions are rows of the
-tables: what ONNX Runtime does with others is no part of its definition. One position for a whole batch, from which ONNX
-Runtime counts the tokens, is declined.
+The definition of both is that of rotary.py, 6: x1 cos - x2 sin, x2 cos + x1 sin. In 16 bits the
+operator may compute in float32 and round once, where the definition rounds three times; the report
+says so. So it may not overflow where the definition does: without the assumption that all numbers
+are finite, 16 bits are declined. Positions are rows of the tables: what ONNX Runtime does with
+others is no part of its definition. One position for a whole batch, from which ONNX Runtime counts
+the tokens, is declined.
 """
 
 from __future__ import annotations
@@ -48,9 +51,9 @@ NAME, MICROSOFT = "RotaryEmbedding", "com.microsoft"
 class RotaryOp:
     """A ready-made operator that rotates the first `part` of the `size` numbers of each head.
 
-    x has its heads in front of the tokens, or behind them (`heads_first`), and then both axes of a head may be one
-    (`is_flat`). cos and sin hold one number for each pair. They have a row for each of the `positions`, or without
-    these a row for each token.
+    x has its heads in front of the tokens, or behind them (`heads_first`), and then both axes of a
+    head may be one (`is_flat`). cos and sin hold one number for each pair. They have a row for each
+    of the `positions`, or without these a row for each token.
     """
 
     node: ir.Node
@@ -83,34 +86,60 @@ def rotary_op(node: ir.Node, info: ShapeInfo, options: Options) -> RotaryOp:
     heads, size, part = _sizes(node, shape[-1].const, known_shape(cos, info, node)[-1].const, flat)
     mode = INTERLEAVE if int_attr(node, "interleaved", 0) else HALF  # 10
     source = _before_reshape(x, heads, size, info) if flat else None
-    return RotaryOp(node, source or x, cos, sin, positions, heads, size, part, mode, not flat, flat and source is None)
+    return RotaryOp(
+        node,
+        source or x,
+        cos,
+        sin,
+        positions,
+        heads,
+        size,
+        part,
+        mode,
+        not flat,
+        flat and source is None,
+    )
 
 
-def _operands(node: ir.Node, info: ShapeInfo) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value | None]:
+def _operands(
+    node: ir.Node, info: ShapeInfo
+) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value | None]:
     """What is rotated, the two tables, and the positions if they are given. Raises Decline."""
     contrib = node.domain == MICROSOFT
     if contrib and (unknown := unknown_part(node)) is not None:
         reason = f"{node.op_type} has {unknown}, and what it means is not known here"
         raise Decline(Code.ILLEGAL, reason, node, "")
-    if contrib and (float_attr(node, "scale", 1.0) != 1.0 or int_attr(node, "is_packed_batching", 0)):
+    if contrib and (
+        float_attr(node, "scale", 1.0) != 1.0 or int_attr(node, "is_packed_batching", 0)
+    ):
         raise Decline(Code.ILLEGAL, "its positions are scaled, or its batches are packed", node, "")
     places = (2, 3, 1) if contrib else (1, 2, 3)  # 1 and 2
     x, (cos, sin, positions) = operand_at(node, 0), (operand_at(node, place) for place in places)
     dtype = is_float(x, info, node)
     if info.dtype(cos) != dtype or info.dtype(sin) != dtype:
-        raise Decline(Code.DTYPE, "the tables of cosines and sines have another type than what is rotated", node)
+        raise Decline(
+            Code.DTYPE,
+            "the tables of cosines and sines have another type than what is rotated",
+            node,
+        )
     return x, cos, sin, positions if positions.name else None
 
 
 def _sizes(node: ir.Node, width: int | None, half: int | None, flat: bool) -> tuple[int, int, int]:
-    """The heads along the last axis, the size of each, and how much of it is rotated. Raises Decline."""
+    """The heads along the last axis, the size of each, and how much of it is rotated. Raises
+    Decline."""
     if width is None or half is None:
         raise Decline(Code.SHAPE, "the size of a head is not known", node, "")
     heads = int_attr(node, "num_heads", 0) or width // (2 * half) if flat else 1
     size = width // heads if heads > 0 else 0
     part = int_attr(node, "rotary_embedding_dim", 0) or size  # 8 and 9
     if size < 1 or size * heads != width or part != 2 * half or part > size:
-        raise Decline(Code.SHAPE, "the sizes of the tables are not proven to be those of what is rotated", node, "")
+        raise Decline(
+            Code.SHAPE,
+            "the sizes of the tables are not proven to be those of what is rotated",
+            node,
+            "",
+        )
     return heads, size, part
 
 
@@ -128,11 +157,19 @@ def _expect_tables(
     tokens: tuple[Dim, Dim],
     info: ShapeInfo,
 ) -> None:
-    """Raises Decline where it is not proven that the tables, or the positions, have a row for each token."""
+    """Raises Decline where it is not proven that the tables, or the positions, have a row for each
+    token."""
     shape, other = map(info.sizes, tables)
     rank = 3 if positions is None else 2  # 6 and 7
     if len(shape) != rank or other != shape:
-        raise Decline(Code.SHAPE, "the tables of cosines and sines have different shapes, or unknown ones", node, "")
+        raise Decline(
+            Code.SHAPE,
+            "the tables of cosines and sines have different shapes, or unknown ones",
+            node,
+            "",
+        )
     rows = shape[:2] if positions is None else info.sizes(positions)
     if len(rows) != 2 or rows[0] not in (Dim(1), tokens[0]) or rows[1] != tokens[1]:
-        raise Decline(Code.SHAPE, "it is not proven that there is a position for each token", node, "")
+        raise Decline(
+            Code.SHAPE, "it is not proven that there is a position for each token", node, ""
+        )

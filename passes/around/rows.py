@@ -1,4 +1,5 @@
-"""Rows divided by the root of the mean of their squares, in the spellings of exporters: RMSNorm and LayerNorm share it.
+"""Rows divided by the root of the mean of their squares, in the spellings of exporters: RMSNorm and
+LayerNorm share it.
 
 Grammar; the code cites the numbers of the cases:
 
@@ -6,8 +7,8 @@ Grammar; the code cites the numbers of the cases:
       1     Mul(x, x)
       2   | Pow(x, 2)
     mean :=
-      3     ReduceMean(square)              along the last axis, which stays with size 1; of three axes also as
-                                            GlobalAveragePool
+      3     ReduceMean(square)              along the last axis, which stays with size 1; of three
+                                            axes also as GlobalAveragePool
     floor :=
       4     Add(mean, epsilon)              one number, at least 0 and the same in every run
       5   | mean                            epsilon is 0
@@ -20,25 +21,29 @@ Grammar; the code cites the numbers of the cases:
       9     Mul(x, rate)
      10   | Div(x, root)
 
-All of it is float32, as in the operators. An overflow of the square makes the rate 0 in both, and a row of zeros
-without epsilon is NaN in both. A square in 16 bits is declined: in float16 it overflows from 256 on, where the operator
-does not. What follows are the weights: a vector as long as the last axis, or with axes of 1 in front of it. Neither
-they nor the numbers above make the result larger than x, or give it more axes.
+All of it is float32, as in the operators. An overflow of the square makes the rate 0 in both, and a
+row of zeros without epsilon is NaN in both. A square in 16 bits is declined: in float16 it
+overflows from 256 on, where the operator does not. What follows are the weights: a vector as long
+as the last axis, or with axes of 1 in front of it. Neither they nor the numbers above make the
+result larger than x, or give it more axes.
 
      11     Mul(normalised, gamma)          in either order; 1 everywhere without it
-     12     Add(scaled, beta)               in either order, for LayerNorm; 0 everywhere without it. What else has this
-                                            shape may be added in a model of one token, so beta is constant
+     12     Add(scaled, beta)               in either order, for LayerNorm; 0 everywhere without it.
+                                            What else has this shape may be added in a model of one
+                                            token, so beta is constant
 x in 16 bits is cast to float32, and there are two kinds of places for the cast back:
 
-     13   | x = Cast(h), the rows cast to h's type, then weights of 16 bits   the model rounds in between, and the
-                                            operator does not; the report says so
-     14   | x = Cast(h), the result cast to h's type      the weights are float32, or Cast(w) of h's type: the operator
-                                            rounds once, too
+     13   | x = Cast(h), the rows cast to h's type, then weights of 16 bits
+                                            the model rounds in between, and the operator does not;
+                                            the report says so
+     14   | x = Cast(h), the result cast to h's type      the weights are float32, or Cast(w) of h's
+                                            type: the operator rounds once, too
 
-Without a cast back, the norm is one of float32. Where x stands twice, it may be computed twice. A Cast to the type that
-a value has already is looked through.
+Without a cast back, the norm is one of float32. Where x stands twice, it may be computed twice. A
+Cast to the type that a value has already is looked through.
 
-Weights that are computed from constants (1 + weight in Gemma) are computed here, with the roundings of the model.
+Weights that are computed from constants (1 + weight in Gemma) are computed here, with the roundings
+of the model.
 
 What the nodes in between give is read by nobody else; else the norm would be computed twice.
 """
@@ -94,7 +99,8 @@ def squared(node: ir.Node, info: ShapeInfo) -> Match | None:
 
 
 def normalised(mean: ir.Node, info: ShapeInfo) -> Norm | None:
-    """The rows divided by the root of the mean of their squares, around this mean; None where there are none."""
+    """The rows divided by the root of the mean of their squares, around this mean; None where there
+    are none."""
     found = certain(squared(mean, info))
     floor = floor_of(mean, info)
     last = next(_to_normalised(floor.value, found["x"], info), None)
@@ -134,7 +140,9 @@ def expect_norm(norm: Norm, x: ir.Value, info: ShapeInfo) -> None:
         reason = "a number inside of the norm has more axes than what is normalised, or larger ones"
         raise Decline(Code.SHAPE, reason, norm.nodes[-1], "")
     if not is_closed(norm.nodes):
-        raise Decline(Code.READ_INSIDE, "a number inside of the norm is read elsewhere, or is an output", mean)
+        raise Decline(
+            Code.READ_INSIDE, "a number inside of the norm is read elsewhere, or is an output", mean
+        )
     expect_epsilon(norm.epsilon, mean)
 
 
@@ -161,7 +169,10 @@ def rates(floor: ir.Value, info: ShapeInfo) -> Iterator[tuple[ir.Value, list[ir.
     """The reciprocals of the root, and the nodes that compute them."""
     for root in _roots(floor, info):
         for node in distinct_consumers(root.outputs[0]):
-            if is_op(node, "Reciprocal") or (is_op(node, "Div") and info.scalar(operand_at(node, 0)) == 1.0):  # 7
+            # 7
+            if is_op(node, "Reciprocal") or (
+                is_op(node, "Div") and info.scalar(operand_at(node, 0)) == 1.0
+            ):
                 yield node.outputs[0], [root, node]
     for node in distinct_consumers(floor):
         if _is_power(node, -0.5, info):  # 8
@@ -170,7 +181,11 @@ def rates(floor: ir.Value, info: ShapeInfo) -> Iterator[tuple[ir.Value, list[ir.
 
 def _roots(floor: ir.Value, info: ShapeInfo) -> Iterator[ir.Node]:
     """The nodes that take the root."""  # 6
-    return (node for node in distinct_consumers(floor) if is_op(node, "Sqrt") or _is_power(node, 0.5, info))
+    return (
+        node
+        for node in distinct_consumers(floor)
+        if is_op(node, "Sqrt") or _is_power(node, 0.5, info)
+    )
 
 
 def _is_power(node: ir.Node, exponent: float, info: ShapeInfo) -> bool:
@@ -181,7 +196,10 @@ def _is_power(node: ir.Node, exponent: float, info: ShapeInfo) -> bool:
 def _multiplying(rate: ir.Value, x: ir.Value) -> Iterator[ir.Node]:
     """The products of x and its rate."""
     for node in distinct_consumers(rate):
-        if any(other is rate and equal_values(one, x) for one, other in operand_orders(node, "Mul")):  # 9
+        # 9
+        if any(
+            other is rate and equal_values(one, x) for one, other in operand_orders(node, "Mul")
+        ):
             yield node
 
 
@@ -189,8 +207,8 @@ def _multiplying(rate: ir.Value, x: ir.Value) -> Iterator[ir.Node]:
 
 
 def with_ends(norm: Norm, narrow: ir.Value | None, info: ShapeInfo) -> Iterator[Norm]:
-    """A norm of float32 with what follows it, the most first: the casts of 16 bits, and the weights. `narrow` is what
-    is cast to x."""
+    """A norm of float32 with what follows it, the most first: the casts of 16 bits, and the
+    weights. `narrow` is what is cast to x."""
     wide = [*_with_weights(norm, info)]
     if narrow is not None:
         yield from _of_narrow(wide, narrow, info)
@@ -215,8 +233,8 @@ def _of_narrow(wide: Sequence[Norm], narrow: ir.Value, info: ShapeInfo) -> Itera
 
 
 def _with_weights(norm: Norm, info: ShapeInfo) -> Iterator[Norm]:
-    """A norm alone, with the weight that follows it, and with the bias behind that, as far as there are such, of one
-    type."""
+    """A norm alone, with the weight that follows it, and with the bias behind that, as far as there
+    are such, of one type."""
     yield norm
     if norm.beta.is_given:
         return
@@ -227,13 +245,15 @@ def _with_weights(norm: Norm, info: ShapeInfo) -> Iterator[Norm]:
 
 
 def _of_type(norm: Norm, dtype: ir.DataType | None, info: ShapeInfo) -> Norm:
-    """A norm with the weights before their casts to float32, if all of them are cast from vectors of this type."""
+    """A norm with the weights before their casts to float32, if all of them are cast from vectors
+    of this type."""
     gamma, beta = (_before_cast(weight, dtype, info) for weight in (norm.gamma, norm.beta))
     return norm if gamma is None or beta is None else replace(norm, gamma=gamma, beta=beta)
 
 
 def _before_cast(weight: Weight, dtype: ir.DataType | None, info: ShapeInfo) -> Weight | None:
-    """A weight before its cast to float32; None for one that is not cast from a vector of this type."""
+    """A weight before its cast to float32; None for one that is not cast from a vector of this
+    type."""
     if not weight.is_given:
         return weight
     source = narrow_source(weight.value or ABSENT, info)
@@ -279,7 +299,8 @@ def type_of(weight: Weight, info: ShapeInfo) -> ir.DataType | None:
 
 
 def _other_operand(norm: Norm, op_type: str, info: ShapeInfo) -> tuple[ir.Node, ir.Value] | None:
-    """The operator that is all that reads a norm, and the vector that it combines with it; None for others."""
+    """The operator that is all that reads a norm, and the vector that it combines with it; None for
+    others."""
     result = _behind_idle_casts(norm.result, info)
     reader = only_reader(result)
     if not is_op(reader, op_type):
@@ -287,7 +308,9 @@ def _other_operand(norm: Norm, op_type: str, info: ShapeInfo) -> tuple[ir.Node, 
     other = next(iter(others_of(reader, result)), ABSENT)
     if info.dtype(other) != info.dtype(result):
         return None
-    fits = is_vector(other, _size(norm, info), info) and info.shape(reader.outputs[0]) == info.shape(result)
+    fits = is_vector(other, _size(norm, info), info) and info.shape(
+        reader.outputs[0]
+    ) == info.shape(result)
     return (reader, other) if fits else None
 
 
@@ -296,15 +319,20 @@ def _size(norm: Norm, info: ShapeInfo) -> int:
 
 
 def _behind_idle_casts(value: ir.Value, info: ShapeInfo) -> ir.Value:
-    """What follows the Casts to the type that a value has already, as long as nothing else reads it."""
-    while is_op(node := only_reader(value), "Cast") and info.dtype(node.outputs[0]) == info.dtype(value):
+    """What follows the Casts to the type that a value has already, as long as nothing else reads
+    it."""
+    while is_op(node := only_reader(value), "Cast") and info.dtype(node.outputs[0]) == info.dtype(
+        value
+    ):
         value = node.outputs[0]
     return value
 
 
 def before_idle_casts(value: ir.Value, info: ShapeInfo) -> ir.Value:
     """What is cast to the type that it has already, where that makes a value."""
-    while is_op(node := value.producer(), "Cast") and info.dtype(node.inputs[0]) == info.dtype(value):
+    while is_op(node := value.producer(), "Cast") and info.dtype(node.inputs[0]) == info.dtype(
+        value
+    ):
         value = operand_at(node, 0)
     return value
 
@@ -349,10 +377,13 @@ def expect_unread(node: ir.Node, values: Sequence[ir.Value]) -> None:
 
 
 def expect_equal_shapes(one: ir.Value, other: ir.Value, info: ShapeInfo, node: ir.Node) -> Shape:
-    """The shape of the operands of a sum. Raises Decline where it is not proven that they have one."""
+    """The shape of the operands of a sum. Raises Decline where it is not proven that they have
+    one."""
     shape = known_shape(one, info, node)
     if info.shape(other) != shape:
-        raise Decline(Code.SHAPE, "the operands of the sum have different shapes, or unknown ones", node, "")
+        raise Decline(
+            Code.SHAPE, "the operands of the sum have different shapes, or unknown ones", node, ""
+        )
     return shape
 
 
@@ -368,19 +399,24 @@ def is_vector(value: ir.Value, size: int, info: ShapeInfo) -> bool:
 def weight_of(value: ir.Value, size: int, info: ShapeInfo, node: ir.Node) -> Weight:
     """The weight of a norm. Raises Decline for one of another shape."""
     if not is_vector(value, size, info):
-        raise Decline(Code.SHAPE, f"the weight {value.name!r} is not a vector of {size} numbers", node, "")
+        raise Decline(
+            Code.SHAPE, f"the weight {value.name!r} is not a vector of {size} numbers", node, ""
+        )
     if is_weight(value) and len(info.sizes(value)) == 1:
         return Weight(value)
     numbers = _computed(value)
     if numbers is not None:
         return Weight(None, np.ascontiguousarray(numbers.reshape(-1)))
     if len(info.sizes(value)) > 1:
-        raise Decline(Code.SHAPE, f"the weight {value.name!r} is computed, and is not a vector", node, "")
+        raise Decline(
+            Code.SHAPE, f"the weight {value.name!r} is computed, and is not a vector", node, ""
+        )
     return Weight(value)
 
 
 def _computed(value: ir.Value, depth: int = 4) -> np.ndarray | None:
-    """The numbers of a weight that is computed from constants, rounded as in the model; None for another one."""
+    """The numbers of a weight that is computed from constants, rounded as in the model; None for
+    another one."""
     known = constant(value)
     node = value.producer()
     if known is not None or depth == 0:
@@ -402,7 +438,8 @@ def _other_number(node: ir.Node, value: ir.Value, info: ShapeInfo) -> float | No
 
 
 def expect_epsilon(number: float, node: ir.Node) -> float:
-    """The number that is added to the mean square. Raises Decline for one that the operators do not take."""
+    """The number that is added to the mean square. Raises Decline for one that the operators do not
+    take."""
     if not 0 <= number < float("inf"):
         raise Decline(Code.ILLEGAL, f"epsilon is {number}", node, "")
     return number

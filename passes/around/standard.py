@@ -1,16 +1,18 @@
-"""Puts operators of ONNX and ONNX Runtime in the places of what is around attention, for the runtimes that are given
-them (op_registry/around_kernels.py).
+"""Puts operators of ONNX and ONNX Runtime in the places of what is around attention, for the
+runtimes that are given them (op_registry/around_kernels.py).
 
     RMSNorm                       SimplifiedLayerNormalization, or RMSNormalization of ONNX
     a sum and its RMSNorm         SkipSimplifiedLayerNormalization, where the runtime is given it
-    rotary positions              RotaryEmbedding, of heads in front of the tokens, or of rows with all heads
+    rotary positions              RotaryEmbedding, of heads in front of the tokens, or of rows with
+                                  all heads
     GELU written out              Gelu or FastGelu of ONNX Runtime
 
-RotaryEmbedding has one number for each pair. Of a table with one for each element the half is taken, where both numbers
-of a pair are proven to be equal (tables.py). In 16 bits the model rounds both products, and they may overflow: so the
-tables are proven to hold nothing larger than 1. Pairs of neighbours that the model joins as halves are moved into
-halves in front of the operator. ONNX Runtime's operator reads its tables by positions. If all batch entries have the
-same tables, this is the position of the first token, 0; else the rows of the tables are counted. Norms and rotations
+RotaryEmbedding has one number for each pair. Of a table with one for each element the half is
+taken, where both numbers of a pair are proven to be equal (tables.py). In 16 bits the model rounds
+both products, and they may overflow: so the tables are proven to hold nothing larger than 1. Pairs
+of neighbours that the model joins as halves are moved into halves in front of the operator. ONNX
+Runtime's operator reads its tables by positions. If all batch entries have the same tables, this is
+the position of the first token, 0; else the rows of the tables are counted. Norms and rotations
 that the model has ready made stay as they are.
 """
 
@@ -48,11 +50,24 @@ from fa_compiler.passes.around.records import (
     SummedNorm,
     known_shape,
 )
-from fa_compiler.passes.around.tables import LARGEST, has_equal_halves, has_equal_neighbours, is_bounded
+from fa_compiler.passes.around.tables import (
+    LARGEST,
+    has_equal_halves,
+    has_equal_neighbours,
+    is_bounded,
+)
 from fa_compiler.passes.around.turned import pairs_as_halves, without_pair_axis
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.operators import AttrValue
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, certain, constant, is_op, is_read, name_of, operand_at
+from fa_compiler.passes.ir.nodes import (
+    SIXTEEN_BITS,
+    certain,
+    constant,
+    is_op,
+    is_read,
+    name_of,
+    operand_at,
+)
 from fa_compiler.passes.ir.surgery import replace_value, sweep
 from fa_compiler.passes.values.facts import Facts
 
@@ -71,7 +86,9 @@ def _fitting(found: Sequence[T] | Decline, fits: Callable[[T], bool]) -> Sequenc
 
 def _holds(dtype: ir.DataType, numbers: np.ndarray) -> bool:
     """Does a type hold each of these numbers as it is?"""
-    return np.array_equal(numbers.astype(dtype.numpy()).astype(numbers.dtype), numbers, equal_nan=True)
+    return np.array_equal(
+        numbers.astype(dtype.numpy()).astype(numbers.dtype), numbers, equal_nan=True
+    )
 
 
 @dataclass(frozen=True)
@@ -86,7 +103,9 @@ class StandardFuser:
         """Fuse the rotary positions around a node; None where there are none."""
         if not self._has(ROTARY) or not rotary.is_anchor(node):
             return None
-        found = limited_attempt(node, lambda: rotary.rotary(node, self.facts.info, self.facts.options)[-1:])
+        found = limited_attempt(
+            node, lambda: rotary.rotary(node, self.facts.info, self.facts.options)[-1:]
+        )
         return first_built(node, found, self.builder, self._rotary)
 
     def norm_or_activation_at(self, node: ir.Node) -> Around | None:
@@ -105,7 +124,9 @@ class StandardFuser:
 
     def _may_be(self, norm: Norm | SummedNorm) -> bool:
         """Is a norm alone, or is the runtime given an operator of it and the sum?"""
-        return isinstance(norm, Norm) or self._is_given(SKIP_SIMPLIFIED, self._dtype(norm.operands[0]))
+        return isinstance(norm, Norm) or self._is_given(
+            SKIP_SIMPLIFIED, self._dtype(norm.operands[0])
+        )
 
     @property
     def _norm_operator(self) -> str:
@@ -120,7 +141,9 @@ class StandardFuser:
     def _expect(self, operator: str, dtype: ir.DataType, anchor: ir.Node) -> None:
         """Raises Decline where the runtime is not given the operator for a type."""
         if not self._is_given(operator, dtype):
-            reason = f"{self.facts.options.runtime} is not given {operator} for {dtype.numpy().name}"
+            reason = (
+                f"{self.facts.options.runtime} is not given {operator} for {dtype.numpy().name}"
+            )
             raise Decline(Code.RUNTIME, reason, anchor, "")
 
     def _is_given(self, operator: str, dtype: ir.DataType) -> bool:
@@ -145,16 +168,23 @@ class StandardFuser:
         dtype, gamma = self._dtype(x), self._gamma(norm, x)
         self._expect(SKIP_SIMPLIFIED, dtype, norm.anchor)
         if len(known_shape(x, self.facts.info, norm.anchor)) != 3:
-            raise Decline(Code.RANK, f"{x.name!r} has not the three axes that {SKIP_SIMPLIFIED} takes", norm.anchor, "")
+            raise Decline(
+                Code.RANK,
+                f"{x.name!r} has not the three axes that {SKIP_SIMPLIFIED} takes",
+                norm.anchor,
+                "",
+            )
         inputs, attrs = [*found.operands, gamma], {"epsilon": norm.epsilon}
-        result = self.builder.op(SKIP_SIMPLIFIED, inputs, attrs, dtype=dtype, outputs=4, domain=CONTRIB)
+        result = self.builder.op(
+            SKIP_SIMPLIFIED, inputs, attrs, dtype=dtype, outputs=4, domain=CONTRIB
+        )
         maker = certain(result.producer())
         results = {norm.result: result, found.total: maker.outputs[3]}
         return self._put(result, norm.anchor, found.nodes, norm.rounded, results)
 
     def _gamma(self, norm: Norm, x: ir.Value) -> ir.Value:
-        """The weight of a norm as a value of the type of x: ones where there is none. Raises Decline where that type
-        does not hold its numbers."""
+        """The weight of a norm as a value of the type of x: ones where there is none. Raises
+        Decline where that type does not hold its numbers."""
         dtype, value = self._dtype(x), norm.gamma.value
         if value is not None and self.facts.info.dtype(value) == dtype:
             return value
@@ -162,7 +192,9 @@ class StandardFuser:
         if not norm.gamma.is_given:
             numbers = np.ones(self.facts.info.sizes(x)[-1].const or 0, dtype.numpy())
         if numbers is None or not _holds(dtype, numbers):
-            raise Decline(Code.DTYPE, "the weight has another type than what is normalised", norm.anchor)
+            raise Decline(
+                Code.DTYPE, "the weight has another type than what is normalised", norm.anchor
+            )
         return self.builder.constant(numbers.astype(dtype.numpy()), "weight")
 
     def _gelu(self, found: Activation) -> Around:
@@ -179,13 +211,25 @@ class StandardFuser:
         self._expect(ROTARY, dtype, anchor)
         if self.builder.opset < OLDEST_OPSET:
             reason = f"the tables are cut and counted by operators of opset {OLDEST_OPSET}"
-            raise Decline(Code.OPSET, reason, anchor, f"export again with opset {OLDEST_OPSET} or newer")
-        if dtype in SIXTEEN_BITS and not (is_bounded(found.cos, info) and is_bounded(found.sin, info)):
-            raise Decline(Code.DTYPE, "it is not proven that products with the tables do not overflow", anchor, "")
+            raise Decline(
+                Code.OPSET, reason, anchor, f"export again with opset {OLDEST_OPSET} or newer"
+            )
+        if dtype in SIXTEEN_BITS and not (
+            is_bounded(found.cos, info) and is_bounded(found.sin, info)
+        ):
+            raise Decline(
+                Code.DTYPE,
+                "it is not proven that products with the tables do not overflow",
+                anchor,
+                "",
+            )
         if found.is_complex:
             found = without_pair_axis(found, self.builder)
         heads, rows, behind = self._turned(found)
-        inputs, attrs = self._operands(found, rows), {"interleaved": int(found.mode == INTERLEAVE), **heads}
+        inputs, attrs = (
+            self._operands(found, rows),
+            {"interleaved": int(found.mode == INTERLEAVE), **heads},
+        )
         domain = "" if self.facts.options.target == "onnx" else CONTRIB
         result = self.builder.op(ROTARY, inputs, attrs, dtype=dtype, domain=domain)
         before, after = found.others
@@ -193,9 +237,11 @@ class StandardFuser:
         results = {found.result: whole}
         return self._put(result, anchor, found.nodes, dtype in SIXTEEN_BITS, results)
 
-    def _turned(self, found: Rotary) -> tuple[dict[str, int], ir.Value, Callable[[ir.Value], ir.Value]]:
-        """What is rotated, with the attribute that says how many heads its rows hold, and what makes of the result what
-        the model has. Raises Decline."""
+    def _turned(
+        self, found: Rotary
+    ) -> tuple[dict[str, int], ir.Value, Callable[[ir.Value], ir.Value]]:
+        """What is rotated, with the attribute that says how many heads its rows hold, and what
+        makes of the result what the model has. Raises Decline."""
         if found.heads_first and found.read_behind is None:
             return {}, self._heads(found), lambda result: result
         rows, heads = self._rows(found)
@@ -206,7 +252,9 @@ class StandardFuser:
         x = found.read_behind or found.x
         heads, size = consts(known_shape(x, self.facts.info, found.anchor)[2:])
         if heads is None or size is None:
-            raise Decline(Code.SHAPE, "the number of heads or their size is not known", found.anchor, "")
+            raise Decline(
+                Code.SHAPE, "the number of heads or their size is not known", found.anchor, ""
+            )
         rows = self._flat_source(x)
         if found.moves_pairs:
             pairs = self.builder.reshape(rows or x, [0, 0, heads, size // 2, 2])
@@ -214,8 +262,8 @@ class StandardFuser:
         return rows or self.builder.reshape(x, [0, 0, heads * size]), heads
 
     def _heads(self, found: Rotary) -> ir.Value:
-        """What is rotated with its heads in front, with the elements of even places in front of those of odd ones where
-        the rotation wants them so. Raises Decline."""
+        """What is rotated with its heads in front, with the elements of even places in front of
+        those of odd ones where the rotation wants them so. Raises Decline."""
         if not found.moves_pairs:
             return found.x
         size = known_shape(found.x, self.facts.info, found.anchor)[3].const
@@ -263,13 +311,19 @@ class StandardFuser:
         return [x, self.builder.reshape(every, sizes), *rows]
 
     def _half(self, table: ir.Value, found: Rotary) -> ir.Value:
-        """A table with one number for each pair. Raises Decline where it is not proven that the others are the same."""
+        """A table with one number for each pair. Raises Decline where it is not proven that the
+        others are the same."""
         if found.is_half_table:
             return table
         width, is_half = self._width(table), found.mode == HALF
         proof = has_equal_halves if is_half else has_equal_neighbours
         if not width or not proof(table, self.facts.info):
-            raise Decline(Code.SHAPE, "it is not proven that both numbers of a pair have one angle", found.anchor, "")
+            raise Decline(
+                Code.SHAPE,
+                "it is not proven that both numbers of a pair have one angle",
+                found.anchor,
+                "",
+            )
         bounds = (0, width // 2, 3, 1) if is_half else (0, width, 3, 2)
         return self.builder.slice(table, *([bound] for bound in bounds))
 
@@ -289,13 +343,24 @@ class StandardFuser:
         rounded: bool,
         results: Mapping[ir.Value, ir.Value],
     ) -> Around:
-        """Put what was made in the place of `nodes`; `results` are the values of the model with what replaces them."""
+        """Put what was made in the place of `nodes`; `results` are the values of the model with
+        what replaces them."""
         node, name = certain(result.producer()), label(anchor)
         added = len(self.builder.nodes) - len(self.made)
         self.made.extend(self.builder.nodes[len(self.made) :])
         for old, new in results.items():
             if is_read(old):
                 replace_value(old, self.builder.for_output(old, new), rename=old.is_graph_output())
-        swept = sweep(self.builder.graph, [one for one in nodes if one.graph is self.builder.graph][::-1])
+        swept = sweep(
+            self.builder.graph, [one for one in nodes if one.graph is self.builder.graph][::-1]
+        )
         removed = sum(one in nodes for one, _ in swept.nodes)
-        return Around(name, "fused", node.op_type, name_of(node), replaced=removed, added=added, rounded=rounded)
+        return Around(
+            name,
+            "fused",
+            node.op_type,
+            name_of(node),
+            replaced=removed,
+            added=added,
+            rounded=rounded,
+        )

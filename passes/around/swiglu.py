@@ -13,10 +13,11 @@ Grammar; the code cites the numbers of the cases, and gates.py says where gate a
       4     x                              gate and up are its halves
       5   | Concat(gate, up)               they are two tensors, or halves in the other order
 
-The operator computes in float32 and rounds once. In 16 bits the model rounds the sigmoid and Swish as well. The result
-then differs by these roundings, and the report says so. Swish is not larger than its gate, so nothing overflows in the
-model that does not overflow in the operator. What underflows to 0 in 16 bits makes NaN of an infinite `up`. That all
-numbers are finite is assumed for Ascend; without this assumption 16 bits are declined.
+The operator computes in float32 and rounds once. In 16 bits the model rounds the sigmoid and Swish
+as well. The result then differs by these roundings, and the report says so. Swish is not larger
+than its gate, so nothing overflows in the model that does not overflow in the operator. What
+underflows to 0 in 16 bits makes NaN of an infinite `up`. That all numbers are finite is assumed for
+Ascend; without this assumption 16 bits are declined.
 
 Left alone is x * sigmoid(1.702 x), which is another function, and a Swish that anything else reads.
 """
@@ -47,7 +48,8 @@ def is_anchor(node: ir.Node) -> bool:
 
 
 def activations(node: ir.Node, info: ShapeInfo, options: Options) -> list[Activation]:
-    """The gated activation around a Sigmoid or a Swish; none where there is none. Raises Decline."""
+    """The gated activation around a Sigmoid or a Swish; none where there is none. Raises
+    Decline."""
     gate = operand_at(node, 0)
     swish = _swish(node, gate)
     product = None if swish is None else multiplied(swish.outputs[0], gate, info)  # 3
@@ -65,12 +67,17 @@ def activations(node: ir.Node, info: ShapeInfo, options: Options) -> list[Activa
     rounded, result = dtype in SIXTEEN_BITS, last.outputs[0]
     if found.whole is not None and found.gate_first:  # 4
         attrs = {"dim": found.dim}
-        return [Activation(node, "SwiGlu", attrs, (found.whole,), result, (*found.nodes, *nodes), rounded)]
+        return [
+            Activation(
+                node, "SwiGlu", attrs, (found.whole,), result, (*found.nodes, *nodes), rounded
+            )
+        ]
     return [Activation(node, "SwiGlu", {"dim": -1}, (gate, up), result, nodes, rounded)]  # 5
 
 
 def _swish(node: ir.Node, gate: ir.Value) -> ir.Node | None:
-    """The node that gives Swish of the gate; None where the node computes something else, or others read it."""
+    """The node that gives Swish of the gate; None where the node computes something else, or others
+    read it."""
     if is_op(node, "Swish"):  # 2
         return node if float_attr(node, "alpha", 1.0) == 1.0 else None
     product = only_reader(node.outputs[0])

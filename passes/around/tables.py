@@ -1,4 +1,5 @@
-"""What is proven of the tables of cosines and sines of rotary positions, which hold the number of a pair twice.
+"""What is proven of the tables of cosines and sines of rotary positions, which hold the number of a
+pair twice.
 
 Grammar; the code cites the numbers of the cases:
 
@@ -31,7 +32,15 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import ABSENT, constant, int_attr, is_op, operand_at, operand_orders, places_of
+from fa_compiler.passes.ir.nodes import (
+    ABSENT,
+    constant,
+    int_attr,
+    is_op,
+    operand_at,
+    operand_orders,
+    places_of,
+)
 from fa_compiler.passes.ops.movers import REPEATS
 from fa_compiler.passes.ops.numbers import passed_on
 from fa_compiler.passes.ops.parts import concat_of
@@ -50,7 +59,8 @@ def has_equal_halves(table: ir.Value, info: ShapeInfo) -> bool:
 
 
 def has_equal_neighbours(table: ir.Value, info: ShapeInfo) -> bool:
-    """Is it proven that each number of even place along the last axis of a table is the next one, too?"""
+    """Is it proven that each number of even place along the last axis of a table is the next one,
+    too?"""
     return _holds(table, info, _repeats, _neighbours)
 
 
@@ -72,12 +82,15 @@ def _holds(
     is_made_so: Callable[[ir.Node, ShapeInfo], bool],
     parts: Callable[[np.ndarray], _Pair],
 ) -> bool:
-    """Is a table made so, or what its numbers are computed from one by one, or are the parts of known numbers equal?"""
+    """Is a table made so, or what its numbers are computed from one by one, or are the parts of
+    known numbers equal?"""
     value = table
     for _ in range(DEEPEST):
         node, numbers = value.producer(), constant(value, LARGEST)
         if numbers is not None:  # 5
-            return numbers.ndim > 0 and numbers.shape[-1] % 2 == 0 and np.array_equal(*parts(numbers))
+            return (
+                numbers.ndim > 0 and numbers.shape[-1] % 2 == 0 and np.array_equal(*parts(numbers))
+            )
         if node is None:
             return False
         if is_made_so(node, info):
@@ -89,7 +102,13 @@ def _holds(
 def _joins_twice(node: ir.Node, info: ShapeInfo) -> bool:
     """Does a Concat join a tensor with itself along the last axis?"""
     joined = concat_of(node, info)
-    return joined is not None and joined.is_last and len(joined.parts) == 2 and len({*joined.parts}) == 1  # 1
+    # 1
+    return (
+        joined is not None
+        and joined.is_last
+        and len(joined.parts) == 2
+        and len({*joined.parts}) == 1
+    )
 
 
 def _repeats(node: ir.Node, info: ShapeInfo) -> bool:
@@ -101,19 +120,27 @@ def _repeats(node: ir.Node, info: ShapeInfo) -> bool:
     if info.shape(node.outputs[0]) != (*shape[:-2], shape[-2] * 2):  # 2
         return False
     single = info.shape(operand_at(maker, 0)) == (*shape[:-1], Dim(1))
-    return single and maker is not None and (is_op(maker, *REPEATS) or _joins_twice(maker, info))  # 3 and 4
+    # 3 and 4
+    return single and maker is not None and (is_op(maker, *REPEATS) or _joins_twice(maker, info))
 
 
 def _made_of(node: ir.Node, rank: int, info: ShapeInfo) -> ir.Value:
-    """The operand of the maker of a table of this rank which is such a table if this one is; ABSENT where this is not
-    known."""
+    """The operand of the maker of a table of this rank which is such a table if this one is; ABSENT
+    where this is not known."""
     if is_op(node, *_POINTWISE):  # 6
         return operand_at(node, 0)
     if is_op(node, "Unsqueeze") and rank - 1 not in (places_of(node, rank) or [rank - 1]):  # 7
         return operand_at(node, 0)
-    if is_op(node, "Gather") and int_attr(node, "axis", 0) == 0 and len(info.sizes(node.inputs[0])) > 1:  # 8
+    # 8
+    if (
+        is_op(node, "Gather")
+        and int_attr(node, "axis", 0) == 0
+        and len(info.sizes(node.inputs[0])) > 1
+    ):
         return operand_at(node, 0)
-    factors = (other for number, other in operand_orders(node, "Mul") if info.scalar(number) is not None)
+    factors = (
+        other for number, other in operand_orders(node, "Mul") if info.scalar(number) is not None
+    )
     return next(factors, ABSENT)  # 9
 
 

@@ -1,5 +1,5 @@
-"""Operators that only give a tensor another shape: several of them become one Reshape, as does a Transpose that moves
-nothing.
+"""Operators that only give a tensor another shape: several of them become one Reshape, as does a
+Transpose that moves nothing.
 
     x.squeeze(1).unsqueeze(2);  x.transpose(1, 2) where one of the two axes has the size 1
 
@@ -10,11 +10,12 @@ Grammar; the code cites the numbers of the cases:
       2   | Transpose(x)               that keeps the order of all axes but those of size 1
     chain(x) :=
       3     view(... view(x))          two or more, the inner ones read by the next one only
-      4   | view(x) of case 2          alone: a Reshape is no kernel on the device, a Transpose is one
+      4   | view(x) of case 2          alone: a Reshape is no kernel on the device, a Transpose is
+                                       one
 
-The elements keep their order, so that only the shape of the last result counts. A size that is open is copied from the
-same place of x, or it is the only open one and follows from the others. Where it is neither, the chain stays. A chain
-that ends in the shape of x is x.
+The elements keep their order, so that only the shape of the last result counts. A size that is open
+is copied from the same place of x, or it is the only open one and follows from the others. Where it
+is neither, the chain stays. A chain that ends in the shape of x is x.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 @dataclass(frozen=True)
 class Chain:
-    """Views from a tensor to the last result, the last node first, and what a Reshape is given; None for nothing."""
+    """Views from a tensor to the last result, the last node first, and what a Reshape is given;
+    None for nothing."""
 
     source: ir.Value
     nodes: tuple[ir.Node, ...]
@@ -42,7 +44,11 @@ class Chain:
 def chains(graph: ir.Graph, info: ShapeInfo) -> Iterator[Chain]:
     """The chains of a graph. The caller may replace a chain as soon as it is yielded."""
     for node in list(graph):
-        if node.graph is not graph or not _is_view(node, info) or _is_view(only_reader(node.outputs[0]), info):
+        if (
+            node.graph is not graph
+            or not _is_view(node, info)
+            or _is_view(only_reader(node.outputs[0]), info)
+        ):
             continue
         if (chain := _chain(node, info)) is not None:
             yield chain
@@ -80,8 +86,8 @@ def _is_view(node: ir.Node | None, info: ShapeInfo) -> TypeGuard[ir.Node]:
 
 
 def _target(before: Shape, after: Shape) -> tuple[int, ...] | None:
-    """What a Reshape is given to make a shape of another one: 0 for a size that it copies, and -1 for the only open
-    one. None where that does not say the shape."""
+    """What a Reshape is given to make a shape of another one: 0 for a size that it copies, and -1
+    for the only open one. None where that does not say the shape."""
     opened = [place for place, size in enumerate(after) if size.const is None]
     copied = [place for place in opened if place < len(before) and before[place] == after[place]]
     if len(copied) == len(opened):

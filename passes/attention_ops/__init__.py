@@ -1,8 +1,9 @@
-"""Converts the attention operators of ONNX, ONNX Runtime and ATC's parser that a model holds to FlashAttentionScore.
+"""Converts the attention operators of ONNX, ONNX Runtime and ATC's parser that a model holds to
+FlashAttentionScore.
 
-Each family of operators has a file, which begins with the grammar of what it accepts. `convert` calls the file of an
-operator, by the table `FAMILIES`; `DIRECT` has the operators that become one node as they stand. An operator that is
-not converted stays as it is, and the report says why.
+Each family of operators has a file, which begins with the grammar of what it accepts. `convert`
+calls the file of an operator, by the table `FAMILIES`; `DIRECT` has the operators that become one
+node as they stand. An operator that is not converted stays as it is, and the report says why.
 """
 
 from __future__ import annotations
@@ -12,12 +13,24 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, attention_names
-from fa_compiler.op_registry.collectives import CACHE_ATTENTION, SEQUENCE_ATTENTION, SEQUENCE_STATES, SEQUENCE_TAILS
+from fa_compiler.op_registry.collectives import (
+    CACHE_ATTENTION,
+    SEQUENCE_ATTENTION,
+    SEQUENCE_STATES,
+    SEQUENCE_TAILS,
+)
 from fa_compiler.op_registry.collectives import DOMAIN as PARALLEL
 from fa_compiler.op_registry.runtimes import DOMAINS, OPERATORS
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code, Kind
-from fa_compiler.passes.attention_ops import flex, group_query, multi_head, npu, onnx, projected_attention
+from fa_compiler.passes.attention_ops import (
+    flex,
+    group_query,
+    multi_head,
+    npu,
+    onnx,
+    projected_attention,
+)
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
 from fa_compiler.passes.attention_ops.direct import Direct
 from fa_compiler.passes.attention_ops.dynamic_sparse import convert_dynamic_sparse
@@ -32,7 +45,15 @@ from fa_compiler.passes.ir.nodes import operand_at
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.values.facts import Facts
 
-__all__ = ["ATTENTION_OPS", "DIRECT", "ConvertedOp", "OpConverter", "Replacing", "convert", "is_attention_op"]
+__all__ = [
+    "ATTENTION_OPS",
+    "DIRECT",
+    "ConvertedOp",
+    "OpConverter",
+    "Replacing",
+    "convert",
+    "is_attention_op",
+]
 
 STANDARD_OR_CONTRIB = ("", "ai.onnx", "com.microsoft")
 FAMILIES: dict[tuple[str, str], Callable[[OpConverter], ConvertedOp]] = {
@@ -76,8 +97,14 @@ DIRECT: dict[tuple[str, str], tuple[Kind, Replacing]] = {
     (PARALLEL, CACHE_ATTENTION): ("forward", _already),
     (PARALLEL, SEQUENCE_STATES): ("no_softmax", _already),
     (PARALLEL, SEQUENCE_TAILS): ("convolution", _already),
-    **{(domain, "LinearAttention"): ("no_softmax", convert_linear) for domain in STANDARD_OR_CONTRIB},
-    **{(domain, "CausalConvWithState"): ("convolution", convert_convolution) for domain in STANDARD_OR_CONTRIB},
+    **{
+        (domain, "LinearAttention"): ("no_softmax", convert_linear)
+        for domain in STANDARD_OR_CONTRIB
+    },
+    **{
+        (domain, "CausalConvWithState"): ("convolution", convert_convolution)
+        for domain in STANDARD_OR_CONTRIB
+    },
 }
 """The operators that become one node as they stand, with the kind of their blocks."""
 REASONS = {
@@ -96,14 +123,18 @@ def convert(call: OpConverter) -> ConvertedOp:
     node = call.node
     own = OPERATORS.get(call.options.target, ())
     if node.op_type in own and DOMAINS[node.op_type] == node.domain.removeprefix("ai.onnx"):
-        raise call.decline(Code.ALREADY_FUSED, f"{node.op_type} is an operator of the target already")
+        raise call.decline(
+            Code.ALREADY_FUSED, f"{node.op_type} is an operator of the target already"
+        )
     family = FAMILIES.get((node.domain, node.op_type))
     if family is not None:
         if (unknown := unknown_part(node)) is not None:
             reason = f"{node.op_type} has {unknown}, and what it means is not known here"
             raise call.decline(Code.READY_MADE, reason)
         if any(size.const == 0 for size in call.info.sizes(operand_at(node, 0))):
-            raise call.decline(Code.READY_MADE, f"the query of {node.op_type} has no elements in any run")
+            raise call.decline(
+                Code.READY_MADE, f"the query of {node.op_type} has no elements in any run"
+            )
         return family(call)
     if node.domain == DOMAIN:
         raise call.decline(Code.ALREADY_FUSED, f"{node.op_type} is the operator already")

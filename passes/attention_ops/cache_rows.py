@@ -1,4 +1,5 @@
-"""Writes rows of a cache [B, K, P, D] in place, each by its batch entry, head and position (scatter_row_indices.py)."""
+"""Writes rows of a cache [B, K, P, D] in place, each by its batch entry, head and position
+(scatter_row_indices.py)."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class CacheRows:
         return builder.scatter_nd(cache, self.index(places, rows), new)
 
     def index(self, places: ir.Value, count: ir.Value) -> ir.Value:
-        """Batch entry, head and position of every row, int64 [B, K, count, 3]; `places` are [B or 1, 1, count, 1]."""
+        """Batch entry, head and position of every row, int64 [B, K, count, 3]; `places` are [B or
+        1, 1, count, 1]."""
         heads = self.call.builder.ints([self.heads])
         return scatter_row_indices(self.call.builder, (self.entries(), heads), places, count)
 

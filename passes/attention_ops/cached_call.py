@@ -1,9 +1,9 @@
 """The operands of PagedAttention, SparsePagedAttention and DynamicSparseAttention of com.microsoft.
 
-1  query, key, value    [T, N * D] and twice [T, K * D], or all three side by side in query; [B, S, ...] in
-                        DynamicSparseAttention
-2  norms                query and key are divided by the root of the mean of their squares and qk_norm_epsilon, for
-                        each head, and multiplied by the weights
+1  query, key, value    [T, N * D] and twice [T, K * D], or all three side by side in query; [B, S,
+                        ...] in DynamicSparseAttention
+2  norms                query and key are divided by the root of the mean of their squares and
+                        qk_norm_epsilon, for each head, and multiplied by the weights
 3  do_rotary            query and key are rotated, from the element rotary_offset of each head on
 """
 
@@ -38,12 +38,14 @@ class Sizes:
 
 @dataclass(frozen=True)
 class CachedCall(DirectConversion):
-    """The conversion of an operator that norms, rotates and stores its operands: what its inputs and attributes say."""
+    """The conversion of an operator that norms, rotates and stores its operands: what its inputs
+    and attributes say."""
 
     rank: ClassVar[int] = 2
     """The rank of query, key and value."""
 
-    # -- what the inputs and attributes say ------------------------------------------------------------
+    # -- what the inputs and attributes say
+    # ------------------------------------------------------------
 
     @property
     def window(self) -> int:
@@ -97,9 +99,12 @@ class CachedCall(DirectConversion):
         return size
 
     def check_common(self) -> None:
-        """Decline other targets, old opsets, parts that are not known, and numbers that mean nothing."""
+        """Decline other targets, old opsets, parts that are not known, and numbers that mean
+        nothing."""
         if self.facts.options.target != "ort":
-            raise self.decline("its caches are written in place, which the target has no operator for")
+            raise self.decline(
+                "its caches are written in place, which the target has no operator for"
+            )
         if self.builder.opset < SINCE:
             raise self.decline(f"its operands cannot be computed in opset {self.builder.opset}")
         if (unknown := unknown_part(self.node)) is not None:
@@ -115,7 +120,8 @@ class CachedCall(DirectConversion):
         """The heads and their sizes. Raises Decline where they are not known."""
         raise NotImplementedError
 
-    # -- query, key and value --------------------------------------------------------------------------
+    # -- query, key and value
+    # --------------------------------------------------------------------------
 
     def operands(self) -> list[ir.Value]:
         """Query, key and value, [T, heads, size]; without values in a LATENT cache."""
@@ -124,8 +130,12 @@ class CachedCall(DirectConversion):
         parts = [query, self.input("key"), self.input("value")]
         if parts[1:] == [None, None] and not self.is_latent:  # (1)
             if self.width(query, self.rank) != sum(counts) * sizes.size:
-                raise self.decline(f"query, key and value together are not {sum(counts)} heads of {sizes.size}")
-            parts = [*self.builder.split(query, self.rank - 1, [count * sizes.size for count in counts])]
+                raise self.decline(
+                    f"query, key and value together are not {sum(counts)} heads of {sizes.size}"
+                )
+            parts = [
+                *self.builder.split(query, self.rank - 1, [count * sizes.size for count in counts])
+            ]
         elif self.is_latent:
             parts.pop()
         if None in parts:
@@ -143,7 +153,8 @@ class CachedCall(DirectConversion):
         return self.builder.reshape(part, [-1, heads, self.sizes.size])
 
     def placed(self, part: ir.Value, letter: str, heads: int, positions: ir.Value) -> ir.Value:
-        """Query or key [T, heads, size] after its norm, and its rotation by the positions of the tokens, int64 [T]."""
+        """Query or key [T, heads, size] after its norm, and its rotation by the positions of the
+        tokens, int64 [T]."""
         weight = self.input(f"{letter}_norm_weight")
         if weight is not None:
             part = self._normed(part, weight)
@@ -154,7 +165,9 @@ class CachedCall(DirectConversion):
     def _normed(self, part: ir.Value, weight: ir.Value) -> ir.Value:
         """Query or key after its norm, which is computed in float32."""
         builder, epsilon = self.builder, self.node.attributes.get("qk_norm_epsilon")  # (2)
-        least = builder.constant(np.array(1e-6 if epsilon is None else epsilon.as_float(), np.float32), "epsilon")
+        least = builder.constant(
+            np.array(1e-6 if epsilon is None else epsilon.as_float(), np.float32), "epsilon"
+        )
         wide = builder.cast(part, FLOAT)
         mean = builder.reduce("ReduceMean", builder.mul(wide, wide), [-1])
         root = builder.sqrt(builder.add(mean, least))
@@ -177,15 +190,19 @@ class CachedCall(DirectConversion):
         attrs = {"interleaved": int_attr(self.node, "rotary_interleaved", 0)}
         if offset + turned < size:
             attrs |= {"num_heads": heads, "rotary_embedding_dim": turned}
-        # Each token is a batch entry of its own: the operator refuses more rows of one entry than its tables have.
+        # Each token is a batch entry of its own: the operator refuses more rows of one entry than
+        # its tables have.
         rows = builder.reshape(rest, [-1, 1, heads * (size - offset)])
         inputs = [builder.cast(rows, kind), builder.unsqueeze(positions, (1,))]
         inputs += [builder.cast(table, kind) for table in (cos, sin)]
-        result = builder.cast(builder.op("RotaryEmbedding", inputs, attrs, dtype=kind, domain=CONTRIB), self.kind)
+        result = builder.cast(
+            builder.op("RotaryEmbedding", inputs, attrs, dtype=kind, domain=CONTRIB), self.kind
+        )
         back = builder.reshape(result, [-1, heads, size - offset])
         return builder.concat([*before, back], 2)
 
-    # -- the attention ---------------------------------------------------------------------------------
+    # -- the attention
+    # ---------------------------------------------------------------------------------
 
     def scale_value(self) -> float:
         """What the scores are multiplied by."""
@@ -201,8 +218,11 @@ class CachedCall(DirectConversion):
         sink = self.input("head_sink")
         return None if sink is None else self.builder.cast(sink, FLOAT)
 
-    def added(self, op_type: str, inputs: dict[str, ir.Value | None], attrs: Attributes, place: int) -> ir.Node:
-        """A node of the registry in the graph. Its output in this place has the type of query. Raises Decline."""
+    def added(
+        self, op_type: str, inputs: dict[str, ir.Value | None], attrs: Attributes, place: int
+    ) -> ir.Node:
+        """A node of the registry in the graph. Its output in this place has the type of query.
+        Raises Decline."""
         made = self.registered(op_type, inputs, attrs, used=("attention_out",) if place else None)
         self.builder.graph.append(made)
         made.outputs[place].dtype = self.kind

@@ -1,12 +1,14 @@
-"""The conversion of one attention operator: its operands as named axes, and the AttentionMatch that is made of them.
+"""The conversion of one attention operator: its operands as named axes, and the AttentionMatch that
+is made of them.
 
-Every family reads the inputs and attributes of its operators and passes on the same things: the batch, head, row and
-depth axes of query, key and value (`Operand`), what is added to the scores or excluded from them (`MaskPlan`), the
-scale, and the values that replace the other outputs. `record` makes an AttentionMatch of them. Layouts, destinations
-and the registry's checks are then those of every other attention.
+Every family reads the inputs and attributes of its operators and passes on the same things: the
+batch, head, row and depth axes of query, key and value (`Operand`), what is added to the scores or
+excluded from them (`MaskPlan`), the scale, and the values that replace the other outputs. `record`
+makes an AttentionMatch of them. Layouts, destinations and the registry's checks are then those of
+every other attention.
 
-Refused here, for all families: a head size or a number of heads that is not known before the run, types the operator
-does not take, and sizes that contradict each other.
+Refused here, for all families: a head size or a number of heads that is not known before the run,
+types the operator does not take, and sizes that contradict each other.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class ConvertedOp:
-    """The record of the attention, and pairs of a further output of the operator and the value that replaces it."""
+    """The record of the attention, and pairs of a further output of the operator and the value that
+    replaces it."""
 
     match: AttentionMatch
     outputs: tuple[tuple[ir.Value, ir.Value], ...] = ()
@@ -84,7 +87,8 @@ class OpConverter:
         """What the user asked for."""
         return self.facts.options
 
-    # -- what the node says -----------------------------------------------------------------------------
+    # -- what the node says
+    # -----------------------------------------------------------------------------
 
     def input(self, index: int) -> ir.Value | None:
         """An optional input; None where it is absent."""
@@ -109,12 +113,14 @@ class OpConverter:
         return None
 
     def presents(self, *made: ir.Value) -> tuple[tuple[ir.Value, ir.Value], ...]:
-        """The outputs from the second on that something reads, each with the value that takes its place."""
+        """The outputs from the second on that something reads, each with the value that takes its
+        place."""
         outputs = [self.used_output(index + 1) for index in range(len(made))]
         return tuple((old, new) for old, new in zip(outputs, made, strict=True) if old is not None)
 
     def check_matrix(self, name: str, after_softmax: bool) -> None:
-        """Decline a call whose fourth output is read: the scores, or the probabilities if `after_softmax`."""
+        """Decline a call whose fourth output is read: the scores, or the probabilities if
+        `after_softmax`."""
         if self.used_output(3) is None:
             return
         if after_softmax:
@@ -122,8 +128,9 @@ class OpConverter:
         raise self.decline(Code.SCORES_ARE_OUTPUT, f"{name}, the scores, is read")
 
     def check_precision(self) -> None:
-        """Decline a softmax_precision that rounds float32 scores, and one that is no type of floating point. With such
-        a number the operator has no function body, so ONNX Runtime casts operands of two types for a kernel of one."""
+        """Decline a softmax_precision that rounds float32 scores, and one that is no type of
+        floating point. With such a number the operator has no function body, so ONNX Runtime casts
+        operands of two types for a kernel of one."""
         attr = self.node.attributes.get("softmax_precision")
         if attr is None:
             return
@@ -132,7 +139,9 @@ class OpConverter:
             raise self.decline(Code.READY_MADE, reason, "leave softmax_precision out")
         wide = self.info.dtype(self.required_input(0)) == ir.DataType.FLOAT
         if wide and attr.as_int() in SIXTEEN_BITS:
-            raise self.decline(Code.CAST, "softmax_precision rounds the scores to 16 bits before the softmax")
+            raise self.decline(
+                Code.CAST, "softmax_precision rounds the scores to 16 bits before the softmax"
+            )
 
     def given_number(self, name: str) -> float | None:
         """A float attribute; None where it is not given."""
@@ -145,7 +154,8 @@ class OpConverter:
         return default if given is None else given
 
     def softcap(self) -> float:
-        """The attribute softcap, c of c * tanh(scores / c); 0 where the scores are not capped. Raises Decline."""
+        """The attribute softcap, c of c * tanh(scores / c); 0 where the scores are not capped.
+        Raises Decline."""
         cap = self.number("softcap", 0.0)
         if cap != 0.0 and not SMALLEST_SCALE <= cap <= LARGEST_SCALE:
             what = "which overflows or vanishes"
@@ -156,7 +166,9 @@ class OpConverter:
             hint = "give softcap a positive number, or 0 for none"
             raise self.decline(Code.SOFTCAP, f"softcap is {cap:g}, {what}", hint)
         if cap > 0.0 and self.options.target == "ascend":
-            raise self.decline(Code.SOFTCAP, "the scores go through softcap * tanh(scores / softcap)")
+            raise self.decline(
+                Code.SOFTCAP, "the scores go through softcap * tanh(scores / softcap)"
+            )
         return cap
 
     def decline(self, code: Code, reason: str, hint: str | None = None) -> Decline:
@@ -181,19 +193,25 @@ class OpConverter:
         """Decline a past without both outputs for the caches, for this reason."""
         presents = self.node.outputs[1:3]
         if len(presents) < 2 or not all(present.name for present in presents):
-            raise self.decline(Code.READY_MADE, reason, "let the operator give present_key and present_value")
+            raise self.decline(
+                Code.READY_MADE, reason, "let the operator give present_key and present_value"
+            )
 
     def size(self, value: ir.Value, axis: int) -> int | None:
         """One dimension; None where it may differ between runs."""
         return self.dim(value, axis).const
 
-    # -- operands ---------------------------------------------------------------------------------------
+    # -- operands
+    # ---------------------------------------------------------------------------------------
 
     def operand(self, value: ir.Value, layout: str, heads: int = 0) -> Operand:
-        """An operand in one of the operator's layouts; `heads` is the number of heads in the H of BSH and SBH."""
+        """An operand in one of the operator's layouts; `heads` is the number of heads in the H of
+        BSH and SBH."""
         shape = self.shape(value)
         if len(shape) != len(layout):
-            raise self.decline(Code.RANK, f"{value.name!r} does not have the {len(layout)} dimensions of {layout}")
+            raise self.decline(
+                Code.RANK, f"{value.name!r} does not have the {len(layout)} dimensions of {layout}"
+            )
         if layout in ("BNSD", "BSND"):
             view, dims = self._arranged(value, shape)
         else:
@@ -201,13 +219,16 @@ class OpConverter:
                 raise self.decline(Code.SHAPE, "the number of heads is not given")
             head_dim = shape[2].exact_div(heads)
             if head_dim is None:
-                raise self.decline(Code.SHAPE, f"the width of {value.name!r} is not proven to be {heads} heads")
+                raise self.decline(
+                    Code.SHAPE, f"the width of {value.name!r} is not proven to be {heads} heads"
+                )
             view, dims = self._arranged(value, (*shape[:2], Dim(heads), head_dim))
         axes = dict(zip(layout.replace("H", "ND"), dims, strict=True))
         return Operand(view, axes["B"], axes["N"], axes["S"], axes["D"])
 
     def split_heads(self, value: ir.Value, heads: int) -> ir.Value:
-        """A key or value [batch, seq, heads * head_dim] as [batch, heads, seq, head_dim]; rank 4 is kept."""
+        """A key or value [batch, seq, heads * head_dim] as [batch, heads, seq, head_dim]; rank 4 is
+        kept."""
         if len(self.shape(value)) == 4:
             return value
         if heads <= 0:
@@ -215,8 +236,11 @@ class OpConverter:
         width = self.dim(value, 2)
         head_dim = width.exact_div(heads)
         if head_dim is None and width.is_const:
-            raise self.decline(Code.SHAPE, f"the width {width} of {value.name!r} is no multiple of {heads} heads")
-        # A known size is written out, because Reshape refuses -1 in a run in which another size is 0.
+            raise self.decline(
+                Code.SHAPE, f"the width {width} of {value.name!r} is no multiple of {heads} heads"
+            )
+        # A known size is written out, because Reshape refuses -1 in a run in which another size
+        # is 0.
         size = -1
         if head_dim is not None and head_dim.const is not None:
             size = head_dim.const
@@ -224,7 +248,8 @@ class OpConverter:
         return self.builder.transpose(by_row, (0, 2, 1, 3))
 
     def _arranged(self, value: ir.Value, target: tuple[Dim, ...]) -> tuple[View, Arrangement]:
-        """The furthest view of a value that can be arranged in dimensions of the target's sizes, and its axes there."""
+        """The furthest view of a value that can be arranged in dimensions of the target's sizes,
+        and its axes there."""
         for shallow in (False, True):
             view = self.viewer.view(value, factors=False, shallow=shallow)
             if view is None:
@@ -248,7 +273,8 @@ class OpConverter:
         return space.resolve(one or other)
 
     def aligned(self, value: ir.Value, scores: Arrangement) -> View:
-        """The furthest view of a value that broadcasts to the scores, along the axes of the scores."""
+        """The furthest view of a value that broadcasts to the scores, along the axes of the
+        scores."""
         return self.along(value, self.viewer.alignment(value, scores, self.node))
 
     def adding(self, value: ir.Value, scores: Arrangement) -> Add[BiasOperand]:
@@ -272,12 +298,16 @@ class OpConverter:
             pairs = zip(view.dims, dims, strict=True)
             if all(not own or self.viewer.space.unify(own, wanted) for own, wanted in pairs):
                 return view
-        raise self.decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores")
+        raise self.decline(
+            Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores"
+        )
 
-    # -- the record -------------------------------------------------------------------------------------
+    # -- the record
+    # -------------------------------------------------------------------------------------
 
     def scores(self, query: Operand, key: Operand, value: Operand) -> Arrangement:
-        """Unify the operands' axes, and return those of the scores as [batch, heads, q_seq, kv_seq].
+        """Unify the operands' axes, and return those of the scores as [batch, heads, q_seq,
+        kv_seq].
 
         Query head n reads key head n // group.
         """
@@ -288,9 +318,13 @@ class OpConverter:
         if wide is None or narrow is None:
             raise self.decline(Code.SHAPE, "the number of heads is not known before the model runs")
         if wide % narrow:
-            raise self.decline(Code.SHAPE, f"{wide} query heads are no multiple of {narrow} key heads")
+            raise self.decline(
+                Code.SHAPE, f"{wide} query heads are no multiple of {narrow} key heads"
+            )
         if query.heads:
-            self.together(query.heads, (*key.heads, *space.new(Dim(wide // narrow))), "number of heads")
+            self.together(
+                query.heads, (*key.heads, *space.new(Dim(wide // narrow))), "number of heads"
+            )
         self._same(query.head_dim, key.head_dim, "head size")
         kv_seq = self._same(key.seq, value.seq, "sequence length")
         return batch, space.resolve(query.heads), space.resolve(query.seq), kv_seq
@@ -312,10 +346,11 @@ class OpConverter:
         layout: str,
         sink: Sink | None = None,
     ) -> AttentionMatch:
-        """The record of the attention, whose result is the operator's first output in the given layout.
+        """The record of the attention, whose result is the operator's first output in the given
+        layout.
 
-        A scale of None stands for 1 / sqrt(head size). The operator's attribute softcap, if it has one, caps the scores
-        before they are masked. Raises Decline.
+        A scale of None stands for 1 / sqrt(head size). The operator's attribute softcap, if it has
+        one, caps the scores before they are masked. Raises Decline.
         """
         space = self.viewer.space
         batch, heads, q_seq, kv_seq = map(space.resolve, scores)
@@ -324,14 +359,18 @@ class OpConverter:
         if size is None or not space.size(width).is_const:
             raise self.decline(Code.SHAPE, "the head size is not known before the model runs")
         check_head_size(size, "head size", self.node, self.options)
-        check_head_size(space.size(width).const or 0, "head size of the values", self.node, self.options)
+        check_head_size(
+            space.size(width).const or 0, "head size of the values", self.node, self.options
+        )
         groups = (batch, heads, q_seq, kv_seq, head_dim, width)
         if len(set(chain(*groups))) != sum(map(len, groups)):
             raise self.decline(Code.SHAPE, "one axis would have to play two roles")
         if scale is None:
             scale = float(np.float32(1.0 / math.sqrt(size)))
         if not SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
-            raise self.decline(Code.SCALE, f"the scale {scale:g} overflows or vanishes", OTHER_SCALE)
+            raise self.decline(
+                Code.SCALE, f"the scale {scale:g} overflows or vanishes", OTHER_SCALE
+            )
         kv_heads = shared_heads(key.view, value.view, heads, space)
         output = self.node.outputs[0]
         match = AttentionMatch(
@@ -352,11 +391,14 @@ class OpConverter:
         return match.within(space.branch())
 
     def _type(self, query: Operand, key: Operand, value: Operand) -> ir.DataType:
-        """The type to compute in: that of the result, or float32 where an operand has another type."""
+        """The type to compute in: that of the result, or float32 where an operand has another
+        type."""
         wanted = self.info.dtype(self.node.outputs[0])
         types = {self.info.dtype(operand.view.base) for operand in (query, key, value)}
         if wanted not in FLOATS or not types <= set(FLOATS):
-            raise self.decline(Code.DTYPE, "query, key and value are not float32, float16 or bfloat16")
+            raise self.decline(
+                Code.DTYPE, "query, key and value are not float32, float16 or bfloat16"
+            )
         assert wanted is not None
         if types != {wanted}:
             return ir.DataType.FLOAT

@@ -2,24 +2,29 @@
 
     output, present_state = LinearAttention(query, key, value, past_state, decay, beta)
 
-query and key are [B,T,Nk*Dk], value is [B,T,Nv*Dv], and a state [B,Nv,Dk,Dv]. CANN's operators take packed tokens
-[B*T,N,D] and states [B,Nv,Dv,Dk], so the tokens are reshaped, and the states transposed. By number:
+query and key are [B,T,Nk*Dk], value is [B,T,Nv*Dv], and a state [B,Nv,Dk,Dv]. CANN's operators take
+packed tokens [B*T,N,D] and states [B,Nv,Dv,Dk], so the tokens are reshaped, and the states
+transposed. By number:
 
-    1  The update_rule is gated_delta or delta. CANN has no operator for the others. delta has no decay.
-    2  query and key have one number of heads, which divides that of the states. The operators repeat them as
-       LinearAttention does.
-    3  With one token in a sequence, or where the number is open and the user vouches for one (`--assume decode`), it is
-       a RecurrentGatedDeltaRule, where each sequence has one block of states. It changes them in place: they are those
-       that the Transpose makes, and GE copies a tensor that is constant or has other readers before an operator
-       changes it (its mem_rw_conflict_optimize.cc).
-    4  Otherwise it is a ChunkGatedDeltaRule. That has no decay for each key dimension, so such a decay is declined.
+    1  The update_rule is gated_delta or delta. CANN has no operator for the others. delta has no
+       decay.
+    2  query and key have one number of heads, which divides that of the states. The operators
+       repeat them as LinearAttention does.
+    3  With one token in a sequence, or where the number is open and the user vouches for one
+       (`--assume decode`), it is a RecurrentGatedDeltaRule, where each sequence has one block of
+       states. It changes them in place: they are those that the Transpose makes, and GE copies a
+       tensor that is constant or has other readers before an operator changes it (its
+       mem_rw_conflict_optimize.cc).
+    4  Otherwise it is a ChunkGatedDeltaRule. That has no decay for each key dimension, so such a
+       decay is declined.
     5  A decay for each head is g, a decay for each key dimension gk. Both are float32.
     6  A beta of one number for each token is repeated for the heads.
     7  Without a past_state the states are 0.
-    8  Tokens are bfloat16. Where the model has another type, the user has to agree (`--assume half-attention`). The
-       states are float32 where the operator takes that on the product, and otherwise bfloat16.
-    9  What the operators need of the numbers no graph proves, so the user has to vouch for it (`--assume unit-inputs`,
-       and with a decay in chunks `--assume slow-decay`).
+    8  Tokens are bfloat16. Where the model has another type, the user has to agree
+       (`--assume half-attention`). The states are float32 where the operator takes that on the
+       product, and otherwise bfloat16.
+    9  What the operators need of the numbers no graph proves, so the user has to vouch for it
+       (`--assume unit-inputs`, and with a decay in chunks `--assume slow-decay`).
 """
 
 from __future__ import annotations
@@ -33,7 +38,13 @@ import onnx_ir as ir
 from fa_compiler.op_registry import OpSpec, get, product, verify
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
-from fa_compiler.passes.answer.options import DECODE, HALF_ATTENTION, SLOW_DECAY, UNIT_INPUTS, Options
+from fa_compiler.passes.answer.options import (
+    DECODE,
+    HALF_ATTENTION,
+    SLOW_DECAY,
+    UNIT_INPUTS,
+    Options,
+)
 from fa_compiler.passes.answer.report import Code, other_target
 from fa_compiler.passes.attention_ops.direct import TURNED
 from fa_compiler.passes.attention_ops.linear_call import LinearCall
@@ -63,7 +74,8 @@ class Sizes:
 
 @dataclass(frozen=True)
 class DeltaRule:
-    """A linear attention that becomes an operator of CANN: what it reads, its sizes, and which operator it is."""
+    """A linear attention that becomes an operator of CANN: what it reads, its sizes, and which
+    operator it is."""
 
     call: LinearCall
     spec: OpSpec
@@ -82,7 +94,8 @@ class DeltaRule:
 
 @dataclass(frozen=True)
 class Replacement:
-    """The operator, and the values that take the place of output and present_state; None for one that nothing reads."""
+    """The operator, and the values that take the place of output and present_state; None for one
+    that nothing reads."""
 
     node: ir.Node
     output: ir.Value
@@ -100,7 +113,9 @@ def _match(call: LinearCall, facts: Facts) -> DeltaRule:
     options = facts.options
     if call.rule not in RULES:  # (1)
         raise _left(
-            call, f"CANN has no operator for the rule {call.rule}", other_target("ort", "has an operator for it")
+            call,
+            f"CANN has no operator for the rule {call.rule}",
+            other_target("ort", "has an operator for it"),
         )
     sizes = _sizes(call, facts.info)
     by_key = _is_by_key(call, sizes, facts.info)
@@ -126,7 +141,10 @@ def _sizes(call: LinearCall, info: ShapeInfo) -> Sizes:
     if size is None or width is None:
         raise _left(call, "the sizes of its heads are not known")
     if key[-1].const != key_heads * size or heads % key_heads:  # (2)
-        raise _left(call, "CANN has as many heads of key as of query, and their number divides that of the states")
+        raise _left(
+            call,
+            "CANN has as many heads of key as of query, and their number divides that of the states",
+        )
     return Sizes(query[0], query[1], key_heads, size, heads, width)
 
 
@@ -143,7 +161,8 @@ def _is_by_key(call: LinearCall, sizes: Sizes, info: ShapeInfo) -> bool:
 
 
 def _left(call: LinearCall, reason: str, hint: str = "") -> Decline:
-    """Without the usual advice for a ready-made operator, which is about attention with a softmax."""
+    """Without the usual advice for a ready-made operator, which is about attention with a
+    softmax."""
     return call.decline(reason, hint, Code.ILLEGAL)
 
 
@@ -161,7 +180,8 @@ def _is_step(tokens: Dim, options: Options) -> tuple[bool, tuple[str, ...]]:
 
 
 def _spec(node: ir.Node, op_type: str, options: Options) -> OpSpec:
-    """The prototype for the version of CANN. Raises Decline, also where the product does not have the operator."""
+    """The prototype for the version of CANN. Raises Decline, also where the product does not have
+    the operator."""
     chip = product(options.ascend_product)
     if not any(get(op_type).product(soc) for soc in chip.socs):
         raise Decline(Code.ILLEGAL, f"{op_type} is not available on {chip.title}", node)
@@ -169,14 +189,17 @@ def _spec(node: ir.Node, op_type: str, options: Options) -> OpSpec:
 
 
 def _types(call: LinearCall, spec: OpSpec, facts: Facts) -> tuple[ir.DataType, tuple[str, ...]]:
-    """The type of the states in the operator, and the assumption that the types rest on. Raises Decline."""
+    """The type of the states in the operator, and the assumption that the types rest on. Raises
+    Decline."""
     info, options = facts.info, facts.options
     given = {name: info.dtype(value) for name, value in call.inputs.items()}
     if None in given.values():
         raise Decline(Code.DTYPE, "the type of one of its tensors is not known", call.node)
     of_state = given.get("past_state", given["query"])
     legal = spec.legal_types("state" if spec.name == STEPS else "initial_state")
-    takes_float = "DT_FLOAT" in legal and (spec.name == STEPS or product(options.ascend_product).name == "950")
+    takes_float = "DT_FLOAT" in legal and (
+        spec.name == STEPS or product(options.ascend_product).name == "950"
+    )
     state = FLOAT if takes_float and of_state != BF16 else BF16  # (8)
     is_kept = all(given[name] == BF16 for name in TOKENS) and (state == FLOAT or of_state == BF16)
     if is_kept:
@@ -252,7 +275,10 @@ class _Build:
             inputs |= {"state": self._states(), "actual_seq_lengths": self._each(Dim(1))}
             inputs["ssm_state_indices"] = self._places()
         else:
-            inputs |= {"initial_state": self._states(), "actual_seq_lengths": self._each(sizes.tokens)}
+            inputs |= {
+                "initial_state": self._states(),
+                "actual_seq_lengths": self._each(sizes.tokens),
+            }
         if "decay" in given and rule.by_key:
             inputs["gk"] = self._packed(given["decay"], FLOAT, sizes.heads, sizes.size)
         elif "decay" in given:
@@ -289,7 +315,11 @@ class _Build:
 
     def _each(self, tokens: Dim) -> ir.Value:
         """The number of tokens, once for each sequence."""
-        builder, query, batch = self.builder, self.rule.call.inputs["query"], self.rule.sizes.batch.const
+        builder, query, batch = (
+            self.builder,
+            self.rule.call.inputs["query"],
+            self.rule.sizes.batch.const,
+        )
         if tokens.const is not None and batch is not None:
             return builder.constant(np.full(batch, tokens.const, np.int32), "lengths")
         if tokens.const is not None:
@@ -303,7 +333,9 @@ class _Build:
         builder, batch = self.builder, self.rule.sizes.batch.const
         if batch is not None:
             return builder.constant(np.arange(batch, dtype=np.int32), "blocks")
-        return builder.cast(builder.range(builder.dimension(self.rule.call.inputs["query"], 0)), INT32)
+        return builder.cast(
+            builder.range(builder.dimension(self.rule.call.inputs["query"], 0)), INT32
+        )
 
     def _whole(self) -> ir.Value:
         """The shape of output, with -1 for one open size."""

@@ -1,4 +1,5 @@
-"""Ready-made operators that become one node of the registry as they stand, without a match of their operands."""
+"""Ready-made operators that become one node of the registry as they stand, without a match of their
+operands."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ INPUTS = ("query", "key", "value", "past_state", "decay", "beta")
 
 @dataclass(frozen=True)
 class Direct:
-    """A fused node, the values that take the places of the old node's outputs, and what the report says of it."""
+    """A fused node, the values that take the places of the old node's outputs, and what the report
+    says of it."""
 
     node: ir.Node
     outputs: Outputs
@@ -38,10 +40,11 @@ class Direct:
 
 @dataclass(frozen=True)
 class DirectConversion:
-    """The conversion of one node. `facts` are those of the model, and `builder` makes nodes in the node's graph.
+    """The conversion of one node. `facts` are those of the model, and `builder` makes nodes in the
+    node's graph.
 
-    A conversion replaces no value. It returns the `outputs` of its `Direct`, which are put in their places when nothing
-    can decline any more.
+    A conversion replaces no value. It returns the `outputs` of its `Direct`, which are put in their
+    places when nothing can decline any more.
     """
 
     node: ir.Node
@@ -59,8 +62,8 @@ class DirectConversion:
         attrs: Attributes,
         used: Collection[str] | None = None,
     ) -> ir.Node:
-        """A node of the registry, which it allows. It is not in the graph yet. With `used` it has these outputs only.
-        Raises Decline."""
+        """A node of the registry, which it allows. It is not in the graph yet. With `used` it has
+        these outputs only. Raises Decline."""
         spec = get(op_type)
         made = registry_node(spec, inputs, attrs, self.builder)
         for output, name in zip(made.outputs, spec.output_names, strict=True):
@@ -78,8 +81,8 @@ def left(node: ir.Node, reason: str, hint: str | None = None) -> Decline:
 
 
 def rule_in_words(rule: str, decay: int | None, heads: int) -> str:
-    """An update rule, and what decays: each head, or each key dimension. `decay` is the width of the gate, None without
-    one."""
+    """An update rule, and what decays: each head, or each key dimension. `decay` is the width of
+    the gate, None without one."""
     if decay is None:
         return f"rule: {rule}"
     return f"rule: {rule}, a decay for each {'head' if decay == heads else 'key dimension'}"

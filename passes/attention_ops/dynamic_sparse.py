@@ -1,19 +1,24 @@
 """DynamicSparseAttention of com.microsoft: attention to selected keys of a cache.
 
-    1  past_key, past_value     [B, K, P, D]. Batch entry b has seqlens_k[b] + 1 keys in all, the last of which are new:
-                                they are written behind the others. present_key and present_value are the whole caches
-    2  selected_indices         [B * S, entries], positions in the cache, of which selected_counts [B * S] count. Keys
-                                of later tokens are left out, even if they are selected
+    1  past_key, past_value     [B, K, P, D]. Batch entry b has seqlens_k[b] + 1 keys in all, the
+                                last of which are new:
+                                they are written behind the others. present_key and present_value
+                                are the whole caches
+    2  selected_indices         [B * S, entries], positions in the cache, of which selected_counts
+                                [B * S] count. Keys of later tokens are left out, even if they are
+                                selected
     3  position_ids             the positions of the rotation, where they are given
     4  head_sink                one more score in every row. With smooth_softmax it is 0
 
 A row without a key gives 0, with a sink, too. The operands are those of cached_call.py. They become
-SparseFlashAttention on the target ort. Each key head of each batch entry is a sequence there, so that no cache is
-moved: past is written by one ScatterND, which copies it only if past and present are bound to different memory.
+SparseFlashAttention on the target ort. Each key head of each batch entry is a sequence there, so
+that no cache is moved: past is written by one ScatterND, which copies it only if past and present
+are bound to different memory.
 
-Refused: local_plus_selected, whose rows see a window and an auxiliary cache in one softmax; caches of another type; no
-past, in whose place the operator makes a cache of total_sequence_length rows; a head_sink beside several key heads,
-whose sinks would differ between the sequences; output_bf16; what only CUDA has: committed_length, validation_status.
+Refused: local_plus_selected, whose rows see a window and an auxiliary cache in one softmax; caches
+of another type; no past, in whose place the operator makes a cache of total_sequence_length rows; a
+head_sink beside several key heads, whose sinks would differ between the sequences; output_bf16;
+what only CUDA has: committed_length, validation_status.
 """
 
 from __future__ import annotations
@@ -43,7 +48,8 @@ OTHERS = ("auxiliary_key", "auxiliary_value", "committed_length", "key_scale", "
 
 
 def convert_dynamic_sparse(node: ir.Node, facts: Facts, builder: Builder) -> Direct:
-    """Replace a DynamicSparseAttention by SparseFlashAttention, on the target ort. Raises Decline."""
+    """Replace a DynamicSparseAttention by SparseFlashAttention, on the target ort. Raises
+    Decline."""
     return _Conversion(node, facts, builder).converted()
 
 
@@ -58,7 +64,9 @@ class _Conversion(CachedCall):
         positions = self._flat(self._rotary_positions)
         query = self.placed(query, "q", sizes.heads, positions)
         key = self.placed(key, "k", sizes.kv_heads, positions)
-        presents = [self._present(name, rows) for name, rows in zip(PASTS, (key, value), strict=True)]
+        presents = [
+            self._present(name, rows) for name, rows in zip(PASTS, (key, value), strict=True)
+        ]
         attrs: Attributes = {
             "scale_value": self.scale_value(),
             "sparse_block_size": 1,
@@ -76,7 +84,9 @@ class _Conversion(CachedCall):
             "sinks": self._sinks(),
         }
         made = self.added(OP, inputs, attrs, 0)
-        outputs = tuple(zip(self.node.outputs, (self._by_row(made.outputs[0]), *presents), strict=False))
+        outputs = tuple(
+            zip(self.node.outputs, (self._by_row(made.outputs[0]), *presents), strict=False)
+        )
         return Direct(made, outputs, "BSND", (sizes.heads, sizes.kv_heads), mask="causal")
 
     def _check(self) -> None:
@@ -85,20 +95,27 @@ class _Conversion(CachedCall):
         if None in map(self.input, PASTS):
             raise self.decline("it has no past, and its caches get the size total_sequence_length")
         mode = text_attr(self.node, "attention_mode", "selected_only")
-        source, others = text_attr(self.node, "selected_kv_source", "main"), list(filter(self.input, OTHERS))
+        source, others = (
+            text_attr(self.node, "selected_kv_source", "main"),
+            list(filter(self.input, OTHERS)),
+        )
         status = self.node.outputs[3:4]
         several = int_attr(self.node, "kv_num_heads", 0) != 1
         reason = first_reason(
             {
-                f"in attention_mode {mode!r} its rows see a window beside the selected keys": mode != "selected_only",
+                f"in attention_mode {mode!r} its rows see a window beside the selected keys": mode
+                != "selected_only",
                 f"its keys are selected from {source!r}": source != "main",
                 f"it has the input {others[0] if others else ''}": bool(others),
-                "its caches are not of the type of query": {self.dtype(self.required(name)) for name in PASTS}
+                "its caches are not of the type of query": {
+                    self.dtype(self.required(name)) for name in PASTS
+                }
                 != {self.kind},
                 "its is_causal is 0": not self.is_causal,
                 "it gives bfloat16": int_attr(self.node, "output_bf16", 0) != 0,
                 "its validation_status is read": any(map(is_read, status)),
-                "it has a sink for each head, and several key heads": several and self.input("head_sink") is not None,
+                "it has a sink for each head, and several key heads": several
+                and self.input("head_sink") is not None,
             }
         )
         if reason is not None:
@@ -107,7 +124,10 @@ class _Conversion(CachedCall):
     @cached_property
     def sizes(self) -> Sizes:
         """The heads and their sizes. Raises Decline where they are not known."""
-        heads, kv_heads = int_attr(self.node, "num_heads", 0), int_attr(self.node, "kv_num_heads", 0)
+        heads, kv_heads = (
+            int_attr(self.node, "num_heads", 0),
+            int_attr(self.node, "kv_num_heads", 0),
+        )
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
             raise self.decline(f"its num_heads is {heads} and its kv_num_heads {kv_heads}")
         size = self.width(self.required("past_key"), 4)
@@ -117,7 +137,8 @@ class _Conversion(CachedCall):
                 raise self.decline(f"its caches are not proven to have {kv_heads} heads of {size}")
         return Sizes(heads, kv_heads, size, size)
 
-    # -- positions and lengths -------------------------------------------------------------------------
+    # -- positions and lengths
+    # -------------------------------------------------------------------------
 
     @cached_property
     def _batch(self) -> ir.Value:
@@ -137,7 +158,8 @@ class _Conversion(CachedCall):
 
     @cached_property
     def _before(self) -> ir.Value:
-        """The number of earlier keys of each batch entry, int64 [B]. Where it is below 0, the run ends in an error."""
+        """The number of earlier keys of each batch entry, int64 [B]. Where it is below 0, the run
+        ends in an error."""
         return refused_below_zero(self.builder, self.builder.sub(self._totals, self._rows))
 
     @cached_property
@@ -158,7 +180,8 @@ class _Conversion(CachedCall):
         target = self.builder.concat([self._batch, self.builder.ints([self.sizes.kv_heads])], 0)
         return self._flat(self.builder.expand(self.builder.unsqueeze(value, (1,)), target))
 
-    # -- tensors ---------------------------------------------------------------------------------------
+    # -- tensors
+    # ---------------------------------------------------------------------------------------
 
     def _reshaped(self, value: ir.Value, parts: list[ir.Value | int]) -> ir.Value:
         sizes = [self.builder.ints([part]) if isinstance(part, int) else part for part in parts]
@@ -174,7 +197,9 @@ class _Conversion(CachedCall):
 
     def _of_sequences(self, cache: ir.Value) -> ir.Value:
         """A cache as [B * K, P, 1, D], where it lies."""
-        return self._reshaped(cache, [-1, self.builder.length(self.required("past_key"), 2), 1, self.sizes.size])
+        return self._reshaped(
+            cache, [-1, self.builder.length(self.required("past_key"), 2), 1, self.sizes.size]
+        )
 
     def _by_key_head(self, query: ir.Value) -> ir.Value:
         """A query [B * S, N, D] as [B * K, S, N / K, D]."""
@@ -193,10 +218,15 @@ class _Conversion(CachedCall):
     def _selected(self) -> ir.Value:
         """The selected positions of each token and key head, int32 [B * K, S, 1, entries]."""
         given, heads = self.required("selected_indices"), self.sizes.kv_heads
-        entries = selected_entries(self, given, self.required("selected_counts"), self._flat(self._positions))  # (2)
+        # (2)
+        entries = selected_entries(
+            self, given, self.required("selected_counts"), self._flat(self._positions)
+        )
         count = self.builder.dimension(given, 1)
         apart = self._reshaped(entries, [self._batch, 1, self._rows, count])
-        target = self.builder.concat([self._batch, self.builder.ints([heads]), self._rows, count], 0)
+        target = self.builder.concat(
+            [self._batch, self.builder.ints([heads]), self._rows, count], 0
+        )
         every = self.builder.expand(apart, target)
         return self._reshaped(every, [-1, self._rows, 1, count])
 

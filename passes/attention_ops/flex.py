@@ -1,11 +1,13 @@
-"""ai.onnx.preview FlexAttention: its definition is written out in plain operators and matched like any other attention.
+"""ai.onnx.preview FlexAttention: its definition is written out in plain operators and matched like
+any other attention.
 
     scores = scale * query key'       [B, N, S, D]; key heads repeated for their groups
     scores = score_mod(scores)        in softmax_precision, float32 unless given
     probabilities = prob_mod(softmax(scores)), then the product with the values
 
-The nodes of the definition are added beside the operator, and removed again when the match is refused. What the graphs
-score_mod and prob_mod may hold follows from scores.py, mask.py and probability_path.py. Refused before the match:
+The nodes of the definition are added beside the operator, and removed again when the match is
+refused. What the graphs score_mod and prob_mod may hold follows from scores.py, mask.py and
+probability_path.py. Refused before the match:
 graphs that make random numbers or hold further graphs or nodes of several outputs.
 """
 
@@ -33,9 +35,15 @@ TERMS = {
 }
 """The code to report instead of one that says a product is missing.
 
-The definition has both products, so the search stopped at a node in the graph of score_mod or prob_mod.
+The definition has both products, so the search stopped at a node in the graph of score_mod or
+prob_mod.
 """
-PLAIN = (ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.STRING, ir.AttributeType.INTS)
+PLAIN = (
+    ir.AttributeType.INT,
+    ir.AttributeType.FLOAT,
+    ir.AttributeType.STRING,
+    ir.AttributeType.INTS,
+)
 
 
 def convert(call: OpConverter) -> ConvertedOp:
@@ -46,7 +54,9 @@ def convert(call: OpConverter) -> ConvertedOp:
         return _written_out(call)
     query, key, value = (call.operand(call.required_input(index), "BNSD") for index in range(3))
     scores = call.scores(query, key, value)
-    return ConvertedOp(call.record(query, key, value, scores, MaskPlan(), call.given_number("scale"), "BNSD"))
+    return ConvertedOp(
+        call.record(query, key, value, scores, MaskPlan(), call.given_number("scale"), "BNSD")
+    )
 
 
 def _written_out(call: OpConverter) -> ConvertedOp:
@@ -54,7 +64,9 @@ def _written_out(call: OpConverter) -> ConvertedOp:
     anchor = _definition(call)
     match = reworded(
         lambda: Matcher(call.facts).match(anchor),
-        lambda decline: call.decline(TERMS.get(decline.code, decline.code), decline.reason, decline.hint),
+        lambda decline: call.decline(
+            TERMS.get(decline.code, decline.code), decline.reason, decline.hint
+        ),
     )
     named = replace(anchor, nodes=(call.node,))
     return ConvertedOp(replace(match, anchor=named, output=call.node.outputs[0]))
@@ -84,13 +96,15 @@ def _definition(call: OpConverter) -> SoftmaxAnchor:
 
 
 def _repeated(call: OpConverter, value: ir.Value, heads: int | None) -> ir.Value:
-    """Keys or values [B, K, S, D], each head repeated for its group, so that there are `heads` of them. Raises Decline
-    where the number of heads is open."""
+    """Keys or values [B, K, S, D], each head repeated for its group, so that there are `heads` of
+    them. Raises Decline where the number of heads is open."""
     own, size, builder = call.size(value, 1), call.size(value, 3), call.builder
     if heads is None or own is None:
         raise call.decline(Code.SHAPE, "the number of heads is not known before the model runs")
     if own == 0 or heads % own or size is None:
-        raise call.decline(Code.SHAPE, f"{heads} query heads are no multiple of {own} key heads of a known size")
+        raise call.decline(
+            Code.SHAPE, f"{heads} query heads are no multiple of {own} key heads of a known size"
+        )
     if own == heads:
         return value
     grouped = builder.unsqueeze(value, (2,))
@@ -99,7 +113,8 @@ def _repeated(call: OpConverter, value: ir.Value, heads: int | None) -> ir.Value
 
 
 def _inlined(call: OpConverter, name: str, value: ir.Value) -> ir.Value:
-    """The result of the graph `name` (score_mod or prob_mod) on a value; the value itself without such a graph."""
+    """The result of the graph `name` (score_mod or prob_mod) on a value; the value itself without
+    such a graph."""
     attr = call.node.attributes.get(name)
     if attr is None:
         return value
@@ -112,22 +127,28 @@ def _inlined(call: OpConverter, name: str, value: ir.Value) -> ir.Value:
             known[initializer] = builder.constant(initializer.const_value.numpy(), "const")
     for node in graph:
         if not _is_plain(node):
-            raise call.decline(Code.SCORE_TERM, f"{node.op_type} in {name} is not taken out of its graph")
+            raise call.decline(
+                Code.SCORE_TERM, f"{node.op_type} in {name} is not taken out of its graph"
+            )
         if node.op_type == "Constant":
             known[node.outputs[0]] = builder.constant(_content(call, node), "const")
             continue
         attrs: dict[str, AttrValue] = {attr.name: attr.value for attr in node.attributes.values()}
         inputs = [known.get(operand, operand) for operand in node.inputs]
-        known[node.outputs[0]] = builder.op(node.op_type, inputs, attrs, dtype=node.outputs[0].dtype)
+        known[node.outputs[0]] = builder.op(
+            node.op_type, inputs, attrs, dtype=node.outputs[0].dtype
+        )
     return known.get(graph.outputs[0]) or graph.outputs[0]
 
 
 def _is_plain(node: ir.Node) -> bool:
-    """Is this a node of one output that computes the same wherever it stands: a Constant, or a standard operator that
-    makes no random numbers and holds no graphs?"""
+    """Is this a node of one output that computes the same wherever it stands: a Constant, or a
+    standard operator that makes no random numbers and holds no graphs?"""
     if node.domain not in STANDARD or node.op_type in RANDOM or len(node.outputs) != 1:
         return False
-    return node.op_type == "Constant" or all(attr.type in PLAIN for attr in node.attributes.values())
+    return node.op_type == "Constant" or all(
+        attr.type in PLAIN for attr in node.attributes.values()
+    )
 
 
 def _content(call: OpConverter, node: ir.Node) -> np.ndarray:

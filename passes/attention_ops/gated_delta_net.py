@@ -1,21 +1,27 @@
-"""GatedDeltaNet of com.microsoft: linear attention to packed tokens, with its gates and norms inside.
+"""GatedDeltaNet of com.microsoft: linear attention to packed tokens, with its gates and norms
+inside.
 
-    output, final_state = GatedDeltaNet(query, key, value, cu_seqlens, decay, beta, initial_state, a_log, dt_bias)
+    output, final_state = GatedDeltaNet(query, key, value, cu_seqlens, decay, beta, initial_state,
+    a_log, dt_bias)
 
-    1  query, key, value    [T, H, D] or [B, S, H, D]. Query and key have Hq heads, value has Hv, a multiple of them.
-                            Without key and value, query is all three, one behind the other, [T, C] or [B, S, C] with
+    1  query, key, value    [T, H, D] or [B, S, H, D]. Query and key have Hq heads, value has Hv, a
+                            multiple of them. Without key and value, query is all three, one behind
+                            the other, [T, C] or [B, S, C] with
                             C = 2 Hq Dk + Hv Dv; initial_state is then given, and tells the sizes
-    2  sequences            with cu_seqlens [N + 1] those that it divides the T tokens into; otherwise as many of equal
-                            length as initial_state has entries, or those of the batch
-    3  states               [N, Hv, Dv, Dk] in float32, so they are transposed before and behind FlashLinearAttention
+    2  sequences            with cu_seqlens [N + 1] those that it divides the T tokens into;
+                            otherwise as many of equal length as initial_state has entries, or those
+                            of the batch
+    3  states               [N, Hv, Dv, Dk] in float32, so they are transposed before and behind
+                            FlashLinearAttention
     4  decay                [.., Hv] or [.., Hv, Dk]. gate_activation makes of it, in float32:
                             softplus (qwen): -exp(a_log) Softplus(decay + dt_bias)
                             sigmoid (kda):   gate_lower_bound Sigmoid(exp(a_log) (decay + dt_bias))
     5  beta                 [.., Hv]; with beta_activation sigmoid its Sigmoid
-    6  qk_l2_norm           query and key are divided by the root of the sum of their squares and 1e-12
+    6  qk_l2_norm           query and key are divided by the root of the sum of their squares and
+                            1e-12
 
-It becomes FlashLinearAttention on the target ort. Where 4 to 6 compute something, all tensors must be float32: the
-operator computes its gates in float32, whatever the type of query is.
+It becomes FlashLinearAttention on the target ort. Where 4 to 6 compute something, all tensors must
+be float32: the operator computes its gates in float32, whatever the type of query is.
 
 Refused: state_update_capacity, which keeps the changes of several tokens.
 """
@@ -56,7 +62,8 @@ def convert_gated_delta_net(node: ir.Node, facts: Facts, builder: Builder) -> Di
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Heads and sizes, and what stands in front of the width in the shapes that the operator's tensors get."""
+    """Heads and sizes, and what stands in front of the width in the shapes that the operator's
+    tensors get."""
 
     q_heads: int
     heads: int
@@ -109,7 +116,11 @@ class _Conversion(DirectConversion):
         if dtype is None:
             raise self.decline("the type of query is unknown")
         out.dtype, present.dtype = dtype, dtype if state is None else FLOAT
-        shape = [-1, sizes.heads, sizes.width] if self._rank(query) == 3 else [0, 0, sizes.heads, sizes.width]
+        shape = (
+            [-1, sizes.heads, sizes.width]
+            if self._rank(query) == 3
+            else [0, 0, sizes.heads, sizes.width]
+        )
         output = self.node.outputs[0], self.builder.reshape(out, shape)
         if len(self.node.outputs) == 1:
             return (output,)
@@ -168,7 +179,9 @@ class _Conversion(DirectConversion):
         total, heads, width, size = self._known(shape[-1], *states[1:])
         q_heads, rest = divmod(total - heads * width, 2 * size)
         if rest or q_heads < 1:
-            raise self.decline(f"its {total} columns are no query, key and value of the sizes of initial_state")
+            raise self.decline(
+                f"its {total} columns are no query, key and value of the sizes of initial_state"
+            )
         columns = (q_heads * size, q_heads * size, heads * width)
         parts = self.builder.split(whole, len(shape) - 1, columns)
         lead = [0] * (len(shape) - 1)
@@ -198,25 +211,34 @@ class _Conversion(DirectConversion):
             shifted = self.builder.add(decay, self._gate_bias(bias, per_key, sizes))
         a_log = input_of(self.node, 7)
         if a_log is None or activation not in ("softplus", "qwen", "sigmoid", "kda"):
-            raise self.decline(f"its gate_activation is {activation!r}{'' if a_log else ' without a_log'}")
-        rate = self.builder.exp(self.builder.reshape(a_log, [sizes.heads, 1] if per_key else [sizes.heads]))
+            raise self.decline(
+                f"its gate_activation is {activation!r}{'' if a_log else ' without a_log'}"
+            )
+        rate = self.builder.exp(
+            self.builder.reshape(a_log, [sizes.heads, 1] if per_key else [sizes.heads])
+        )
         if activation in ("softplus", "qwen"):
             soft = self.builder.op("Softplus", [shifted])
             return self.builder.mul(self.builder.neg(rate), soft)
         bound = self.node.attributes.get("gate_lower_bound")
-        lowest = self.builder.constant(np.array(-5.0 if bound is None else bound.as_float(), np.float32))
+        lowest = self.builder.constant(
+            np.array(-5.0 if bound is None else bound.as_float(), np.float32)
+        )
         share = self.builder.sigmoid(self.builder.mul(rate, shifted))
         return self.builder.mul(lowest, share)
 
     def _gate_bias(self, bias: ir.Value, per_key: bool, sizes: _Sizes) -> ir.Value:
-        """dt_bias with one number for each head or for each key dimension, as it broadcasts to decay."""
+        """dt_bias with one number for each head or for each key dimension, as it broadcasts to
+        decay."""
         shape = self.facts.info.shape(bias)
         count = None if shape is None else int(np.prod([size.const or 0 for size in shape]))
         if count == sizes.heads:
             return self.builder.reshape(bias, [sizes.heads, 1] if per_key else [sizes.heads])
         if per_key and count == sizes.heads * sizes.size:
             return self.builder.reshape(bias, [sizes.heads, sizes.size])
-        raise self.decline("dt_bias has neither one number for each head nor for each key dimension")
+        raise self.decline(
+            "dt_bias has neither one number for each head nor for each key dimension"
+        )
 
     def _beta(self) -> ir.Value | None:
         beta, activation = input_of(self.node, 5), text_attr(self.node, "beta_activation", "none")

@@ -1,18 +1,20 @@
 """The int8 caches of a GroupQueryAttention.
 
-    present     past as it is, and the new keys or values quantised: round(x * (1 / scale)) with ties to even, clamped
-                to the range from -128 to 127; NaN becomes 127. ONNX Runtime multiplies by the reciprocal in float32,
-                which it casts 16-bit rows to, so this is no QuantizeLinear, which divides
+    present     past as it is, and the new keys or values quantised: round(x * (1 / scale)) with
+                ties to even, clamped to the range from -128 to 127; NaN becomes 127. ONNX Runtime
+                multiplies by the reciprocal in float32, which it casts 16-bit rows to, so this is
+                no QuantizeLinear, which divides
     attention   reads present * scale
 
-    k_quant_type, v_quant_type   PER_TENSOR (one scale) or PER_CHANNEL (one for each element of each key head); both
-                                 the same
+    k_quant_type, v_quant_type   PER_TENSOR (one scale) or PER_CHANNEL (one for each element of each
+                                 key head); both the same
     k_scale, v_scale             constants
 
-Accepted where the attention becomes an IncreFlashAttention, which reads int8 caches in place: there is one row, proven
-or vouched for, no sink and no bias, and a window only with a single batch entry. Also accepted where several rows are
-proven: the caches are then copied to float32, and the products cost more than that copy. Refused besides: caches of
-4 bits or float8, and all of them for Ascend, where the operator has no float32.
+Accepted where the attention becomes an IncreFlashAttention, which reads int8 caches in place: there
+is one row, proven or vouched for, no sink and no bias, and a window only with a single batch entry.
+Also accepted where several rows are proven: the caches are then copied to float32, and the products
+cost more than that copy. Refused besides: caches of 4 bits or float8, and all of them for Ascend,
+where the operator has no float32.
 """
 
 from __future__ import annotations
@@ -45,19 +47,31 @@ class Scale:
 
     @staticmethod
     def of(call: OpConverter, heads: int, size: int | None) -> tuple[Scale, Scale] | None:
-        """The scales of keys and values; None where the caches are not quantised. Raises Decline."""
+        """The scales of keys and values; None where the caches are not quantised. Raises
+        Decline."""
         kinds = {text_attr(call.node, name, "NONE") for name in TYPES}
         if kinds == {"NONE"}:
             return None
         types = {call.info.dtype(call.required_input(index)) for index in (3, 4)}
-        whole = types == {ir.DataType.INT8} and int_attr(call.node, "kv_cache_bit_width", 8) in (0, 8)
+        whole = types == {ir.DataType.INT8} and int_attr(call.node, "kv_cache_bit_width", 8) in (
+            0,
+            8,
+        )
         if call.options.target != "ort" or not whole or len(kinds) != 1:
-            raise call.decline(Code.READY_MADE, "caches are quantised otherwise than to int8 in ONNX Runtime")
+            raise call.decline(
+                Code.READY_MADE, "caches are quantised otherwise than to int8 in ONNX Runtime"
+            )
         scales: list[Scale] = []
         for index in SCALES:
             array = constant(call.required_input(index))
-            if array is None or array.dtype != np.float32 or not (np.isfinite(array) & (array > 0)).all():
-                raise call.decline(Code.READY_MADE, "the scales of quantised caches are not constants above 0")
+            if (
+                array is None
+                or array.dtype != np.float32
+                or not (np.isfinite(array) & (array > 0)).all()
+            ):
+                raise call.decline(
+                    Code.READY_MADE, "the scales of quantised caches are not constants above 0"
+                )
             form: tuple[int, ...] = (1, heads, 1, size or 0)
             if kinds == {"PER_TENSOR"}:
                 form = (1,)
@@ -71,7 +85,10 @@ class Scale:
         builder, dtype = self.call.builder, ir.DataType.FLOAT
         reciprocal = builder.constant(np.float32(1.0) / self.array, "scale")
         rounded = builder.op("Round", [builder.mul(builder.cast(new, dtype), reciprocal)])
-        most, least = (builder.constant(np.array(number, np.float32), "number") for number in (LARGEST, SMALLEST))
+        most, least = (
+            builder.constant(np.array(number, np.float32), "number")
+            for number in (LARGEST, SMALLEST)
+        )
         below = builder.less(rounded, most)
         held = builder.max(builder.where(below, rounded, most), least)
         return builder.cast(held, ir.DataType.INT8)

@@ -1,44 +1,52 @@
 """com.microsoft GroupQueryAttention.
 
-    query, key, value   [B, S, N * D], [B, S, K * D], [B, S, K * D], or all three side by side in query
-    past_key, past_value   the earlier keys and values, [B, K, P, D]; group_cache.py joins the new ones with them
-    seqlens_k           the keys after the last one of a batch entry are excluded; still every query row is computed
-    causal              1 by default: key j is attended when j <= before + i, where `before` is the number of keys that
-                        are taken from past
+    query, key, value   [B, S, N * D], [B, S, K * D], [B, S, K * D], or all three side by side in
+                        query
+    past_key, past_value   the earlier keys and values, [B, K, P, D]; group_cache.py joins the new
+                           ones with them
+    seqlens_k           the keys after the last one of a batch entry are excluded; still every query
+                        row is computed
+    causal              1 by default: key j is attended when j <= before + i, where `before` is the
+                        number of keys that are taken from past
     local_window_size   w keys at most: before + i - w < j
-    attention_bias      added; it is as wide as total_sequence_length. Where present is wider the bias is padded: the
-                        keys there are after every row's last key
+    attention_bias      added; it is as wide as total_sequence_length. Where present is wider the
+                        bias is padded: the keys there are after every row's last key
     head_sink, smooth_softmax
-                        one more score in every row, the sink of FlashAttentionScore; for smooth_softmax it is 0
+                        one more score in every row, the sink of FlashAttentionScore; for
+                        smooth_softmax it is 0
     do_rotary           query and key are rotated before the attention (rotary.py)
-    softcap             c: the scaled scores become c * tanh(scores / c) before attention_bias is added (not on Ascend)
+    softcap             c: the scaled scores become c * tanh(scores / c) before attention_bias is
+                        added (not on Ascend)
     k_scale, v_scale    the scales of int8 caches (group_int8.py)
     present_key, present_value   all keys and values, [B, K, T, D]
 
-Key and value may have no rows beside a past, as in layers that read the caches of an earlier layer. Then past is read
-where it lies; ONNX Runtime makes sure that it holds all keys. Its first seqlens_k + 1 rows are present, and the rest
-depends on the memory, as above (group_cache.py).
+Key and value may have no rows beside a past, as in layers that read the caches of an earlier layer.
+Then past is read where it lies; ONNX Runtime makes sure that it holds all keys. Its first seqlens_k
++ 1 rows are present, and the rest depends on the memory, as above (group_cache.py).
 
-Without a past ONNX Runtime requires as many keys as rows, and total_sequence_length to be their number. With a past it
-takes prompts, several rows of one batch entry, or one row of each batch entry.
+Without a past ONNX Runtime requires as many keys as rows, and total_sequence_length to be their
+number. With a past it takes prompts, several rows of one batch entry, or one row of each batch
+entry.
 
-It has two kernels. The streaming one runs for float32 or quantised caches, several keys, causal attention, present
-outputs, and neither a sink nor a soft cap. It gives 0 for a row without a key, and an attention_bias of -inf or the
-lowest float32 excludes a key there (key_masks.py). Where it is open whether there are several keys, the model asks in
-each run: a bias excludes nothing where there is one. The other kernel gives that key's value then, whatever finite
-number the bias adds. Beside -inf it gives NaN, so that the user has to vouch for a key in every row.
-The other kernel computes a row without a key like any other row. For the rows of a prompt that lie after the last key
-of their batch entry it moves the window back to that key. A window is therefore refused for it, except for a single row
-with a past.
+It has two kernels. The streaming one runs for float32 or quantised caches, several keys, causal
+attention, present outputs, and neither a sink nor a soft cap. It gives 0 for a row without a key,
+and an attention_bias of -inf or the lowest float32 excludes a key there (key_masks.py). Where it is
+open whether there are several keys, the model asks in each run: a bias excludes nothing where there
+is one. The other kernel gives that key's value then, whatever finite number the bias adds. Beside
+-inf it gives NaN, so that the user has to vouch for a key in every row. The other kernel computes a
+row without a key like any other row. For the rows of a prompt that lie after the last key of their
+batch entry it moves the window back to that key. A window is therefore refused for it, except for a
+single row with a past.
 
-Where seqlens_k is proven to be total_sequence_length - 1 for every batch entry, nothing is excluded behind it. The
-window is then one of positions, and a bias of 0 and excluding numbers is padding and a band, if it has that structure.
+Where seqlens_k is proven to be total_sequence_length - 1 for every batch entry, nothing is excluded
+behind it. The window is then one of positions, and a bias of 0 and excluding numbers is padding and
+a band, if it has that structure.
 
-Refused besides: new keys behind a past without present outputs, where ONNX Runtime reads other memory in place of the
-past; caches of another type than the query, unless they are quantised; sliding_window_cache; norms inside the
-operator; the score or probability matrix as an output; query_seqlens, the number of rows of each batch entry that
-count in a chunk padded on the right: the rows behind them are not written to the caches, and their results are not
-specified.
+Refused besides: new keys behind a past without present outputs, where ONNX Runtime reads other
+memory in place of the past; caches of another type than the query, unless they are quantised;
+sliding_window_cache; norms inside the operator; the score or probability matrix as an output;
+query_seqlens, the number of rows of each batch entry that count in a chunk padded on the right: the
+rows behind them are not written to the caches, and their results are not specified.
 """
 
 from __future__ import annotations
@@ -51,7 +59,12 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import first_reason
-from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, ONE_TOKEN_HINT
+from fa_compiler.passes.answer.options import (
+    DECODE,
+    NO_EMPTY_ROWS,
+    NO_EMPTY_ROWS_HINT,
+    ONE_TOKEN_HINT,
+)
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
 from fa_compiler.passes.attention_ops.group_cache import Caches, RunSizes, full_length
@@ -89,7 +102,9 @@ def convert(call: OpConverter) -> ConvertedOp:
         call.check_presents(
             "ONNX Runtime's CPU kernel reads other memory in place of a past that has no present_key and present_value"
         )
-        caches = Caches.of(call, query, sizes, [call.required_input(index) for index in PAST], kv_heads)
+        caches = Caches.of(
+            call, query, sizes, [call.required_input(index) for index in PAST], kv_heads
+        )
     if rotated:
         rotary = Rotary.of(call, sizes)
         query, key = rotary.turned(query, heads), rotary.turned(key, kv_heads)
@@ -124,17 +139,22 @@ def _convert_with_past(
     else:
         plan = _plan_with_past(call, key_masks, scores, caches.sizes)
     plan = replace(plan, assumed=(*caches.assumed, *plan.assumed))
-    match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
+    match = call.record(
+        q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1])
+    )
     return ConvertedOp(match, call.presents(*presents))
 
 
 def _convert_without_new(
     call: OpConverter, query: ir.Value, empty: tuple[ir.Value, ir.Value], sizes: RunSizes
 ) -> ConvertedOp:
-    """The record of a call whose new keys are none: it reads the caches that another layer has written."""
+    """The record of a call whose new keys are none: it reads the caches that another layer has
+    written."""
     heads, kv_heads = _heads(call)
     if is_quantised(call):
-        raise call.decline(Code.READY_MADE, "the caches are quantised, and there are no new keys beside them")
+        raise call.decline(
+            Code.READY_MADE, "the caches are quantised, and there are no new keys beside them"
+        )
     if int_attr(call.node, "do_rotary", 0) == 1:
         query = Rotary.of(call, sizes).turned(query, heads)
     pasts = [call.required_input(index) for index in PAST]
@@ -148,12 +168,19 @@ def _convert_without_new(
         held = replace(sizes, rows=call.builder.ints([0]), before=sizes.lengths, full=None)
         caches = Caches.of(call, query, held, pasts, kv_heads)
         plan = replace(plan, assumed=(*caches.assumed, *plan.assumed))
-        made = [caches.present(past, call.split_heads(new, kv_heads)) for past, new in zip(pasts, empty, strict=True)]
-    match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
+        made = [
+            caches.present(past, call.split_heads(new, kv_heads))
+            for past, new in zip(pasts, empty, strict=True)
+        ]
+    match = call.record(
+        q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1])
+    )
     return ConvertedOp(match, call.presents(*made))
 
 
-def _convert_prompt(call: OpConverter, query: ir.Value, key: ir.Value, value: ir.Value) -> ConvertedOp:
+def _convert_prompt(
+    call: OpConverter, query: ir.Value, key: ir.Value, value: ir.Value
+) -> ConvertedOp:
     """The record of a call without a past."""
     heads, kv_heads = _heads(call)
     q = call.operand(query, "BSH", heads)
@@ -161,8 +188,12 @@ def _convert_prompt(call: OpConverter, query: ir.Value, key: ir.Value, value: ir
     scores = call.scores(q, k, v)
     key_masks = KeyMaskBuilder(call, DimRef(query, 1), DimRef(key, 1), DimRef(query, 0))
     plan = _plan_of_prompt(call, key_masks, scores)
-    match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
-    presents = tuple((old, call.split_heads(new, kv_heads)) for old, new in call.presents(key, value))
+    match = call.record(
+        q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1])
+    )
+    presents = tuple(
+        (old, call.split_heads(new, kv_heads)) for old, new in call.presents(key, value)
+    )
     return ConvertedOp(match, presents)
 
 
@@ -178,8 +209,11 @@ def _plan_of_prompt(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrang
     return replace(plan, assumed=added.assumed)
 
 
-def _plan_of_full(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrangement, window: Window | None) -> MaskPlan:
-    """The plan where every batch entry has all keys: every row sees its own, unless the bias excludes it."""
+def _plan_of_full(
+    call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrangement, window: Window | None
+) -> MaskPlan:
+    """The plan where every batch entry has all keys: every row sees its own, unless the bias
+    excludes it."""
     added = AttentionBias.of(call, key_masks, scores, window, beside_masks=False)
     plan = key_masks.plan(scores, [*added.masked], added.bias, added.window, added.mode)
     if not added.masked or added.assumed:
@@ -189,8 +223,8 @@ def _plan_of_full(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrangem
 
 @dataclass(frozen=True)
 class AttentionBias:
-    """What attention_bias excludes and adds, and what the user vouches for. `window` and `mode` are the window of the
-    operator and what of the bias is a band; one of them is None."""
+    """What attention_bias excludes and adds, and what the user vouches for. `window` and `mode` are
+    the window of the operator and what of the bias is a band; one of them is None."""
 
     window: Window | None
     masked: tuple[ExcludedPositions, ...] = ()
@@ -200,10 +234,14 @@ class AttentionBias:
 
     @staticmethod
     def of(
-        call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrangement, window: Window | None, beside_masks: bool
+        call: OpConverter,
+        key_masks: KeyMaskBuilder,
+        scores: Arrangement,
+        window: Window | None,
+        beside_masks: bool,
     ) -> AttentionBias:
-        """The attention_bias of a call beside its window, and `beside_masks` if so; empty where there is none. Raises
-        Decline."""
+        """The attention_bias of a call beside its window, and `beside_masks` if so; empty where
+        there is none. Raises Decline."""
         addend = call.input(ADDEND)
         if addend is None:
             return AttentionBias(window)
@@ -234,11 +272,14 @@ class AttentionBias:
 def _is_finite(call: OpConverter, value: ir.Value) -> bool:
     """Is no number of a value -inf?"""
     values, bounds = call.facts.sets.of(value), call.facts.bounds.unless_nan(value)
-    return (values is not None and -math.inf not in values) or (bounds is not None and bounds[0] > -math.inf)
+    return (values is not None and -math.inf not in values) or (
+        bounds is not None and bounds[0] > -math.inf
+    )
 
 
 def _has_several_keys(call: OpConverter) -> ir.Value:
-    """Whether the run has several keys, a bool. Where it has one, ONNX Runtime runs its other kernel."""
+    """Whether the run has several keys, a bool. Where it has one, ONNX Runtime runs its other
+    kernel."""
     builder = call.builder
     total = builder.reshape(builder.cast(call.required_input(TOTAL), INT64), [])
     return builder.greater(total, builder.constant(np.array(1, np.int64), "number"))
@@ -254,8 +295,11 @@ def _only_if(call: OpConverter, condition: ir.Value, part: ExcludedPositions) ->
     return ExcludedPositions(View(both, view.base_dims, view.dims), cut=part.cut)
 
 
-def _plan_with_past(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrangement, sizes: RunSizes) -> MaskPlan:
-    """The plan of a call with a past. Every row sees its own key, unless it lies after the end of its batch entry."""
+def _plan_with_past(
+    call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrangement, sizes: RunSizes
+) -> MaskPlan:
+    """The plan of a call with a past. Every row sees its own key, unless it lies after the end of
+    its batch entry."""
     alone = _single(call)
     excluded = _excluded_with_past(call, key_masks, sizes)
     added = AttentionBias.of(call, key_masks, scores, None, beside_masks=bool(excluded))
@@ -270,7 +314,9 @@ def _plan_with_past(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrang
     return replace(plan, assumed=assumed)
 
 
-def _excluded_with_past(call: OpConverter, key_masks: KeyMaskBuilder, sizes: RunSizes) -> list[ir.Value]:
+def _excluded_with_past(
+    call: OpConverter, key_masks: KeyMaskBuilder, sizes: RunSizes
+) -> list[ir.Value]:
     """The masks of the keys that no row sees, and of those outside the window of each row."""
     width = _window_size(call)
     if not int_attr(call.node, "causal", 1):
@@ -311,9 +357,12 @@ def _check(call: OpConverter) -> None:
     past = call.has_input(*PAST)
     reason = first_reason(
         {
-            "query_seqlens: the rows that do not count are not written to the caches": call.has_input(VALID_ROWS),
+            "query_seqlens: the rows that do not count are not written to the caches": call.has_input(
+                VALID_ROWS
+            ),
             "norms inside the operator are not taken apart": call.has_input(*NORMS),
-            "the keys of a prompt are quantised, and no past says how": not past and call.has_input(*SCALES),
+            "the keys of a prompt are quantised, and no past says how": not past
+            and call.has_input(*SCALES),
             "the cache holds a window, whose keys the operator moves when it is full, and unspecified rows behind": (
                 int_attr(node, "sliding_window_cache", 0) != 0
             ),
@@ -338,7 +387,8 @@ def _has_other_caches(call: OpConverter) -> bool:
 
 
 def _check_quantised(call: OpConverter) -> None:
-    """Decline int8 caches, unless an IncreFlashAttention would read them or there are several rows."""
+    """Decline int8 caches, unless an IncreFlashAttention would read them or there are several
+    rows."""
     query = call.required_input(0)
     rows = call.size(query, 1)
     if rows is not None and rows > 1:
@@ -357,20 +407,27 @@ def _check_quantised(call: OpConverter) -> None:
 
 
 def _streamed(call: OpConverter, behind: bool = False) -> bool:
-    """Does ONNX Runtime run its streaming kernel: float32 or quantised caches, causal, several keys, present outputs,
-    no sink or soft cap?
+    """Does ONNX Runtime run its streaming kernel: float32 or quantised caches, causal, several
+    keys, present outputs, no sink or soft cap?
 
-    There are several keys where there are several rows; a single row may have several after a past, if `behind`. A row
-    that has its own key gives the same in both kernels. Caches without new keys need no present outputs.
+    There are several keys where there are several rows; a single row may have several after a past,
+    if `behind`. A row that has its own key gives the same in both kernels. Caches without new keys
+    need no present outputs.
     """
     node = call.node
-    if not int_attr(node, "causal", 1) or (call.size(call.required_input(0), 1) == 1 and not behind):
+    if not int_attr(node, "causal", 1) or (
+        call.size(call.required_input(0), 1) == 1 and not behind
+    ):
         return False
     key = call.input(1)
     without_new = key is not None and len(call.shape(key)) == 3 and call.size(key, 1) == 0
     cached = without_new or (len(node.outputs) > 1 and bool(node.outputs[1].name))
     plain = not _has_sink(call) and call.softcap() == 0.0
-    return cached and plain and (call.info.dtype(call.required_input(0)) == ir.DataType.FLOAT or is_quantised(call))
+    return (
+        cached
+        and plain
+        and (call.info.dtype(call.required_input(0)) == ir.DataType.FLOAT or is_quantised(call))
+    )
 
 
 def _has_sink(call: OpConverter) -> bool:
@@ -385,7 +442,10 @@ def _operands(call: OpConverter, heads: int, kv_heads: int) -> tuple[ir.Value, i
     width = call.size(query, -1)
     parts = heads + 2 * kv_heads
     if width is None or not parts or width % parts:
-        raise call.decline(Code.SHAPE, "the width of query, key and value together is not known before the model runs")
+        raise call.decline(
+            Code.SHAPE,
+            "the width of query, key and value together is not known before the model runs",
+        )
     size = width // parts
     first, second = heads * size, (heads + kv_heads) * size
     cuts = ((0, first), (first, second), (second, width))
@@ -406,7 +466,9 @@ def _window(call: OpConverter) -> Window | None:
 def _window_behind(call: OpConverter, key_masks: KeyMaskBuilder, past: ir.Value) -> Window | None:
     """The window of rows behind a past that is full; None where a row sees all keys."""
     width = _window_size(call)
-    if not int_attr(call.node, "causal", 1) or (width < 0 and call.size(call.required_input(0), 1) == 1):
+    if not int_attr(call.node, "causal", 1) or (
+        width < 0 and call.size(call.required_input(0), 1) == 1
+    ):
         return None
     before, lowest = call.dim(past, 2), None
     if width > 0:

@@ -1,14 +1,16 @@
-"""The keys that each row may see, as boolean tensors computed from positions: True where a key is excluded.
+"""The keys that each row may see, as boolean tensors computed from positions: True where a key is
+excluded.
 
-They are used where no sparse_mode says the same: for bounds that differ between batch entries, and for sequences of
-several lengths. i is the index of the row and j that of the key, both from 0:
+They are used where no sparse_mode says the same: for bounds that differ between batch entries, and
+for sequences of several lengths. i is the index of the row and j that of the key, both from 0:
 
     beyond(lengths)      j >= length                        [B, 1, 1, T]
     before(starts)       j < start                          [B, 1, 1, T]
-    outside(low, high)   j - i < low or j - i > high        [S, T], or [B, 1, S, T] when a bound is [B, 1, 1, 1]
+    outside(low, high)   j - i < low or j - i > high        [S, T], or [B, 1, S, T] when a bound is
+                                                          [B, 1, 1, 1]
 
-In ai.onnx Attention and GroupQueryAttention a row whose keys are all excluded by a float mask gives 0. The plan of a
-float mask is therefore
+In ai.onnx Attention and GroupQueryAttention a row whose keys are all excluded by a float mask
+gives 0. The plan of a float mask is therefore
 
     float mask                                            plan
     ----------------------------------------------------  ----------------------------------------------
@@ -42,7 +44,14 @@ from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.missed import is_dense, plan_with_missed
 from fa_compiler.passes.masks.packing import ContiguousLabels
 from fa_compiler.passes.masks.row_guard import RowGuard
-from fa_compiler.passes.masks.score_ops import Add, AlignedTensor, BiasOp, BiasOperand, ExcludedPositions, Select
+from fa_compiler.passes.masks.score_ops import (
+    Add,
+    AlignedTensor,
+    BiasOp,
+    BiasOperand,
+    ExcludedPositions,
+    Select,
+)
 from fa_compiler.passes.masks.structure import Grid, NoStructure, Structure, structure
 
 INT64 = ir.DataType.INT64
@@ -79,7 +88,8 @@ class Window:
 
 @dataclass(frozen=True)
 class StructuredBias:
-    """A bias as padding and a band: the masks of the padding, and the band and the window as one window or one mode."""
+    """A bias as padding and a band: the masks of the padding, and the band and the window as one
+    window or one mode."""
 
     masked: tuple[ExcludedPositions, ...]
     window: Window | None
@@ -97,7 +107,9 @@ class KeyMaskBuilder:
 
     def mask_from(self, lengths: ir.Value) -> ir.Value:
         """The keys from a length on; `lengths` are [B]."""
-        return self.call.builder.not_(self.call.builder.less(self._range(self.kv_seq), self.by_batch(lengths)))
+        return self.call.builder.not_(
+            self.call.builder.less(self._range(self.kv_seq), self.by_batch(lengths))
+        )
 
     def mask_before(self, starts: ir.Value) -> ir.Value:
         """The keys before a start; `starts` are [B]."""
@@ -122,10 +134,11 @@ class KeyMaskBuilder:
         window: Window | None,
         mode: SparseMode | None = None,
     ) -> MaskPlan:
-        """The plan of these parts, in which a row without a key gives 0. There is no window beside a mode.
+        """The plan of these parts, in which a row without a key gives 0. There is no window beside
+        a mode.
 
-        The window becomes a sparse_mode where one says the same in every run and no mask depends on the row; for Ascend
-        only where there is no mask.
+        The window becomes a sparse_mode where one says the same in every run and no mask depends on
+        the row; for Ascend only where there is no mask.
         """
         full = mode is None  # does every row have a key where there is no mask?
         reason, empty = "", "zero"
@@ -146,11 +159,14 @@ class KeyMaskBuilder:
     def _mode_of(
         self, window: Window, masked: Sequence[ExcludedPositions], scores: Arrangement
     ) -> tuple[SparseMode | None, str, Dim]:
-        """The sparse_mode that a window is, or None and the reason; and the number of keys by which this is known."""
+        """The sparse_mode that a window is, or None and the reason; and the number of keys by which
+        this is known."""
         space, options = self.call.viewer.space, self.call.options
         rows, keys = space.size(scores[2]), space.size(scores[3])
         own = space.resolve(chain(*(chain(*part.view.base_dims) for part in masked)))
-        if not set(own).isdisjoint(space.resolve(scores[2])) or (masked and options.target != "ort"):
+        if not set(own).isdisjoint(space.resolve(scores[2])) or (
+            masked and options.target != "ort"
+        ):
             return None, "its window stands beside a mask", keys
         mode = mode_of(window.band, rows, keys)
         if mode is None:  # the scores may have the values' name for the number of keys
@@ -176,7 +192,12 @@ class KeyMaskBuilder:
         if not window_reason and call.builder.has_made(part.view.base):
             reason = "which keys a row sees depends on numbers of the run"
         elif not window_reason:
-            term = Select(call.node, AlignedTensor(part.view.base, part.view.base_dims), not part.when, -math.inf)
+            term = Select(
+                call.node,
+                AlignedTensor(part.view.base, part.view.base_dims),
+                not part.when,
+                -math.inf,
+            )
             known = structure([term], grid, viewer)
             if isinstance(known, NoStructure):
                 return (known.missed(call.node),)
@@ -185,15 +206,19 @@ class KeyMaskBuilder:
     def structured(
         self, addend: ir.Value, scores: Arrangement, window: Window | None, beside_masks: bool
     ) -> StructuredBias | None:
-        """What an addend of 0 and excluding numbers excludes beside a window, and `beside_masks` if so, if it is
-        padding and a band. None where it is not, or where no sparse_mode is both the band and the window."""
+        """What an addend of 0 and excluding numbers excludes beside a window, and `beside_masks` if
+        so, if it is padding and a band. None where it is not, or where no sparse_mode is both the
+        band and the window."""
         call, grid = self.call, Grid.of(scores[2], scores[3], self.call.viewer.space)
-        term = Add(call.node, AlignedTensor(addend, call.viewer.alignment(addend, scores, call.node)))
+        term = Add(
+            call.node, AlignedTensor(addend, call.viewer.alignment(addend, scores, call.node))
+        )
         known = structure([term], grid, call.viewer)
         if isinstance(known, NoStructure) or known.assumed:
             return None
         masks = tuple(
-            ExcludedPositions(call.along(part.given.value, part.dims), part.given.when) for part in known.padding
+            ExcludedPositions(call.along(part.given.value, part.dims), part.given.when)
+            for part in known.padding
         )
         if known.mode is None:
             return StructuredBias(masks, window, None)
@@ -216,32 +241,41 @@ class KeyMaskBuilder:
     ) -> tuple[list[ExcludedPositions], SparseMode | None]:
         """The exclusions of a mask that excludes keys where its truth value is `when`.
 
-        A mask with a structure (structure.py) becomes its padding and, if `band` allows it, a sparse_mode.
-        `beside_masks` says whether other masks stand beside it.
+        A mask with a structure (structure.py) becomes its padding and, if `band` allows it, a
+        sparse_mode. `beside_masks` says whether other masks stand beside it.
         """
         call = self.call
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
         placed = AlignedTensor(mask, call.viewer.alignment(mask, scores, call.node))
         term = Select(call.node, placed, not when, -math.inf)
         known = structure([term], grid, call.viewer)
-        takes = band and not isinstance(known, NoStructure) and self._takes(known, grid, beside_masks)
+        takes = (
+            band and not isinstance(known, NoStructure) and self._takes(known, grid, beside_masks)
+        )
         if isinstance(known, NoStructure) or (known.mode is not None and not takes):
             return [ExcludedPositions(call.along(mask, placed.dims), when)], None
         return [
-            ExcludedPositions(call.along(part.given.value, part.dims), part.given.when) for part in known.padding
+            ExcludedPositions(call.along(part.given.value, part.dims), part.given.when)
+            for part in known.padding
         ], known.mode
 
     def plain(self, addend: ir.Value, scores: Arrangement) -> MaskPlan:
-        """The plan of an addend alone, as for an Add of the same numbers to the scores (mask.py)."""
+        """The plan of an addend alone, as for an Add of the same numbers to the scores
+        (mask.py)."""
         call = self.call
         values = TermValues(call.viewer)
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
         planner = MaskPlanner(values, grid)
-        term = Add(call.node, AlignedTensor(addend, call.viewer.alignment(addend, scores, call.node)))
+        term = Add(
+            call.node, AlignedTensor(addend, call.viewer.alignment(addend, scores, call.node))
+        )
         return plan_with_missed(planner, (term,), RowGuard.NONE)
 
-    def packed(self, mask: ir.Value, when: bool, scores: Arrangement, fallback: MaskPlan) -> MaskPlan:
-        """The plan with packed sequences where the mask says nothing else (packing.py), else `fallback`.
+    def packed(
+        self, mask: ir.Value, when: bool, scores: Arrangement, fallback: MaskPlan
+    ) -> MaskPlan:
+        """The plan with packed sequences where the mask says nothing else (packing.py), else
+        `fallback`.
 
         `fallback` is the plan whose only part is this mask.
         """
@@ -249,7 +283,9 @@ class KeyMaskBuilder:
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
         placed = AlignedTensor(mask, call.viewer.alignment(mask, scores, call.node))
         contiguity = ContiguousLabels(call.facts)
-        known = structure([Select(call.node, placed, not when, -math.inf)], grid, call.viewer, contiguity)
+        known = structure(
+            [Select(call.node, placed, not when, -math.inf)], grid, call.viewer, contiguity
+        )
         if isinstance(known, NoStructure) or known.packing is None or call.options.target != "ort":
             return fallback
         packing = known.packing
@@ -262,20 +298,31 @@ class KeyMaskBuilder:
         return MaskPlan(mode=known.mode, assumed=assumed, packed=view, fallback=fallback)
 
     def _takes(self, known: Structure, grid: Grid, beside_masks: bool) -> bool:
-        """Can the target take the band of a structure, beside its padding and other masks? Only the CPU kernel takes a
-        mask there."""
+        """Can the target take the band of a structure, beside its padding and other masks? Only the
+        CPU kernel takes a mask there."""
         mode, options = known.mode, self.call.options
-        if mode is None or mode.prefix or ((known.padding or beside_masks) and options.target != "ort"):
+        if (
+            mode is None
+            or mode.prefix
+            or ((known.padding or beside_masks) and options.target != "ort")
+        ):
             return False
         return why_not_expressible(mode, *grid.sizes, options) is None
 
     def _check_computable(self, window: Window) -> None:
         bounds = ((window.band.lower, window.low), (window.band.upper, window.high))
         if any(bound is not None and value is None for bound, value in bounds):
-            raise self.call.decline(Code.SHAPE, "the bounds of its band are not known before the model runs")
+            raise self.call.decline(
+                Code.SHAPE, "the bounds of its band are not known before the model runs"
+            )
 
     def added(
-        self, mask: ir.Value, full: ir.Value, scores: Arrangement, lowest: float, filler: float = -math.inf
+        self,
+        mask: ir.Value,
+        full: ir.Value,
+        scores: Arrangement,
+        lowest: float,
+        filler: float = -math.inf,
     ) -> tuple[list[ExcludedPositions], tuple[BiasOp, ...]]:
         """What a float mask excludes and what it adds. Numbers up to `lowest` exclude a key.
 
@@ -290,7 +337,9 @@ class KeyMaskBuilder:
                 return [], ()
             return [ExcludedPositions(view)], ()
         bias: tuple[BiasOp, ...] = (Add(call.node, BiasOperand(view)),)
-        harmless = (values is not None and not excludes) or (bounds is not None and bounds[0] > lowest)
+        harmless = (values is not None and not excludes) or (
+            bounds is not None and bounds[0] > lowest
+        )
         if harmless and whole:
             return [], bias
         limit = builder.constant(np.array(lowest, dtype=np.float32), "number")
@@ -300,12 +349,20 @@ class KeyMaskBuilder:
     def filled_up(self, mask: ir.Value, filler: float | bool) -> ir.Value:
         """A mask, its last dimension padded with `filler` to the number of keys. Raises Decline."""
         builder, dtype, shape = self.call.builder, self.call.info.dtype(mask), self.call.shape(mask)
-        exact = dtype is not None and (dtype == ir.DataType.BOOL or (dtype.is_integer() and math.isfinite(filler)))
+        exact = dtype is not None and (
+            dtype == ir.DataType.BOOL or (dtype.is_integer() and math.isfinite(filler))
+        )
         if dtype is None or not (exact or dtype.is_floating_point()):
-            raise self.call.decline(Code.DTYPE, f"the type of {mask.name!r} is unknown, or none of a mask")
-        short = self.call.builder.sub(self.length(self.kv_seq), self.length(DimRef(mask, len(shape) - 1)))
+            raise self.call.decline(
+                Code.DTYPE, f"the type of {mask.name!r} is unknown, or none of a mask"
+            )
+        short = self.call.builder.sub(
+            self.length(self.kv_seq), self.length(DimRef(mask, len(shape) - 1))
+        )
         pads = builder.concat([builder.ints([0] * (2 * len(shape) - 1)), short], 0)
-        filled = builder.op("Pad", [mask, pads, builder.constant(np.array(filler, dtype.numpy()), "number")])
+        filled = builder.op(
+            "Pad", [mask, pads, builder.constant(np.array(filler, dtype.numpy()), "number")]
+        )
         columns = self.call.dim(self.kv_seq.value, self.kv_seq.axis)
         self.call.info.set(filled, (*shape[:-1], columns), dtype)
         return filled
@@ -325,7 +382,9 @@ class KeyMaskBuilder:
         if const is not None and const <= FOLD_LIMIT:
             return builder.constant(np.arange(const, dtype=np.int64), "positions")
         if builder.opset < RANGE_SINCE:
-            raise self.call.decline(Code.READY_MADE, f"its mask cannot be computed in opset {builder.opset}")
+            raise self.call.decline(
+                Code.READY_MADE, f"its mask cannot be computed in opset {builder.opset}"
+            )
         return builder.range(self.length(dim))
 
     def by_batch(self, vector: ir.Value) -> ir.Value:
@@ -339,7 +398,8 @@ class KeyMaskBuilder:
         return self.call.builder.add(number, self.call.builder.ints([by]))
 
     def bounds_from(self, start: ir.Value, offsets: Iterable[int | None]) -> list[ir.Value | None]:
-        """The bounds of a band, by their offsets from a computed number; None where there is no bound."""
+        """The bounds of a band, by their offsets from a computed number; None where there is no
+        bound."""
         return [None if offset is None else self.add_const(start, offset) for offset in offsets]
 
     def _shifted(self, rows: ir.Value, by: ir.Value | int) -> ir.Value:

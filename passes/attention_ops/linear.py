@@ -1,29 +1,35 @@
-"""Ready-made linear attention and causal convolution: the operators of ai.onnx 27 and of com.microsoft.
+"""Ready-made linear attention and causal convolution: the operators of ai.onnx 27 and of
+com.microsoft.
 
     output, present_state = LinearAttention(query, key, value, past_state, decay, beta)
     output, present_state = CausalConvWithState(input, weight, bias, past_state)
 
-On the target ort they become FlashLinearAttention and ShortConvolution, which have their inputs, attributes and
-results. What differs, by number:
+On the target ort they become FlashLinearAttention and ShortConvolution, which have their inputs,
+attributes and results. What differs, by number:
 
-    1  LinearAttention of com.microsoft: a state_window other than 0 keeps the states of several tokens. Declined.
-    2  CausalConvWithState of com.microsoft: other values than the defaults of ndim, dilation, state_channels_last,
-       state_window, state_length, state_update_capacity, input_channels and input_channel_offset, and the output
-       state_update, are for other convolutions. Declined.
+    1  LinearAttention of com.microsoft: a state_window other than 0 keeps the states of several
+       tokens. Declined.
+    2  CausalConvWithState of com.microsoft: other values than the defaults of ndim, dilation,
+       state_channels_last, state_window, state_length, state_update_capacity, input_channels and
+       input_channel_offset, and the output state_update, are for other convolutions. Declined.
     3  The same with channels_last: its states are [B,K-1,C], and are transposed.
     4  The activation swish is silu.
 
 On the targets contrib and onnx, one of the two LinearAttentions becomes the other:
 
-    5  contrib: that of ai.onnx, with tensors of float32. ONNX Runtime has a CPU kernel for no other type.
-    6  onnx: that of com.microsoft where key and value have one number of heads that divides the query's, in a model of
-       opset 27. ai.onnx has no other numbers of heads.
-    8  both: neither has a correction of rank one other than that of the delta rules (general, dplr).
-    7  a runtime that is named: of those of ai.onnx none is known to have a kernel, of those of com.microsoft ONNX
-       Runtime's for the CPU, for CUDA and for WebGPU (1.32). Declined for the others.
+    5  contrib: that of ai.onnx, with tensors of float32. ONNX Runtime has a CPU kernel for no other
+       type.
+    6  onnx: that of com.microsoft where key and value have one number of heads that divides the
+       query's, in a model of opset 27. ai.onnx has no other numbers of heads.
+    8  both: neither has a correction of rank one other than that of the delta rules (general,
+       dplr).
+    7  a runtime that is named: of those of ai.onnx none is known to have a kernel, of those of
+       com.microsoft ONNX Runtime's for the CPU, for CUDA and for WebGPU (1.32). Declined for the
+       others.
 
-On Ascend a LinearAttention of the delta rules becomes an operator of CANN (delta_rule.py). The convolution stays as it
-is. Linear attention in plain operators (passes/linear) becomes the same operators, with the limits 5 to 7.
+On Ascend a LinearAttention of the delta rules becomes an operator of CANN (delta_rule.py). The
+convolution stays as it is. Linear attention in plain operators (passes/linear) becomes the same
+operators, with the limits 5 to 7.
 """
 
 from __future__ import annotations
@@ -37,7 +43,13 @@ from fa_compiler.op_registry.ops.flash_linear_attention import LOW_RANK
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops import delta_rule
-from fa_compiler.passes.attention_ops.direct import INPUTS, Attributes, Direct, DirectConversion, Outputs
+from fa_compiler.passes.attention_ops.direct import (
+    INPUTS,
+    Attributes,
+    Direct,
+    DirectConversion,
+    Outputs,
+)
 from fa_compiler.passes.attention_ops.linear_call import LinearCall
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import input_of, int_attr, is_read
@@ -89,7 +101,8 @@ def operator_of(call: LinearCall, facts: Facts, builder: Builder) -> LinearOpera
 
 @dataclass(frozen=True)
 class LinearOperator:
-    """The operator of a target, which is in the graph, and its results; None for states that nothing reads."""
+    """The operator of a target, which is in the graph, and its results; None for states that
+    nothing reads."""
 
     node: ir.Node
     output: ir.Value
@@ -111,7 +124,9 @@ class _Operators(DirectConversion):
     def contrib(self) -> ir.Node:
         """LinearAttention of com.microsoft."""
         if self.call.node.domain == CONTRIB and self.call.is_ready_made:
-            raise Decline(Code.ALREADY_FUSED, f"{ATTENTION} is an operator of the target already", self.node)
+            raise Decline(
+                Code.ALREADY_FUSED, f"{ATTENTION} is an operator of the target already", self.node
+            )
         self._check_runtime(("ort-cpu", "ort-cuda", "ort-webgpu"))
         self._check_rule()
         types = {self.facts.info.dtype(value) for value in self.call.inputs.values()}
@@ -122,21 +137,30 @@ class _Operators(DirectConversion):
     def standard(self) -> ir.Node:
         """LinearAttention of ai.onnx."""
         if self.call.node.domain != CONTRIB and self.call.is_ready_made:
-            raise Decline(Code.ALREADY_FUSED, f"{ATTENTION} is an operator of the target already", self.node)
+            raise Decline(
+                Code.ALREADY_FUSED, f"{ATTENTION} is an operator of the target already", self.node
+            )
         self._check_runtime(())
         self._check_rule()
         if self.builder.opset < FIRST:
-            raise self.call.decline(f"ai.onnx has the operator from opset {FIRST} on", f"--opset {FIRST}")
+            raise self.call.decline(
+                f"ai.onnx has the operator from opset {FIRST} on", f"--opset {FIRST}"
+            )
         q_heads, heads = self.call.heads
         if q_heads % heads or not self._has_one_key_head_for_each(q_heads):  # (6)
-            raise self.call.decline("in ai.onnx the heads of query are a multiple of those of key and value")
+            raise self.call.decline(
+                "in ai.onnx the heads of query are a multiple of those of key and value"
+            )
         return self._bare("")
 
     def _check_runtime(self, known: tuple[str, ...]) -> None:
-        """Decline a runtime that is named and is not among those that are known to have a kernel."""
+        """Decline a runtime that is named and is not among those that are known to have a
+        kernel."""
         runtime = self.facts.options.runtime
         if runtime is not None and runtime.name not in known:  # (7)
-            raise self.call.decline(f"{runtime.name} is not known to have a kernel for the operator of the target")
+            raise self.call.decline(
+                f"{runtime.name} is not known to have a kernel for the operator of the target"
+            )
 
     def _check_rule(self) -> None:
         """Decline a rule that LinearAttention lacks."""
@@ -156,7 +180,9 @@ class _Operators(DirectConversion):
         while inputs[-1] is None:
             inputs.pop()
         name = self.builder.fused_name(ATTENTION)
-        node = ir.node(ATTENTION, inputs, self.call.attributes, domain=domain, num_outputs=2, name=name)
+        node = ir.node(
+            ATTENTION, inputs, self.call.attributes, domain=domain, num_outputs=2, name=name
+        )
         return self.builder.lone(node)
 
 
@@ -181,7 +207,11 @@ class _Conversion(DirectConversion):
         self._check_known()
         node = self.node
         if self.facts.options.target != "ort":
-            raise Decline(Code.ALREADY_FUSED, "the target has no better operator for a causal convolution", node)
+            raise Decline(
+                Code.ALREADY_FUSED,
+                "the target has no better operator for a causal convolution",
+                node,
+            )
         for name, default in DEFAULTS.items():  # (2)
             if int_attr(node, name, default) != default:
                 raise self.decline(f"its {name} is {int_attr(node, name, default)}")
@@ -190,10 +220,17 @@ class _Conversion(DirectConversion):
         activation = node.attributes.get("activation")
         word = "none" if activation is None else activation.as_string()
         last = int_attr(node, "channels_last", 0) != 0
-        inputs = {name: input_of(node, index) for index, name in enumerate(("input", "weight", "bias", "past_state"))}
+        inputs = {
+            name: input_of(node, index)
+            for index, name in enumerate(("input", "weight", "bias", "past_state"))
+        }
         if last and (past := inputs["past_state"]) is not None:
             inputs["past_state"] = self._swapped(past)  # (3)
-        attrs: Attributes = {"activation": "silu" if word == "swish" else word, "channels_last": int(last)}  # (4)
+        # (4)
+        attrs: Attributes = {
+            "activation": "silu" if word == "swish" else word,
+            "channels_last": int(last),
+        }
         made = self.registered("ShortConvolution", inputs, attrs)
         self.builder.graph.append(made)
         return Direct(made, self._outputs(made, swapped=last))

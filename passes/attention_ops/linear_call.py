@@ -1,5 +1,5 @@
-"""A linear attention by its operands, as LinearAttention takes them: a ready-made operator, or plain operators that are
-proven to compute one (passes/linear)."""
+"""A linear attention by its operands, as LinearAttention takes them: a ready-made operator, or
+plain operators that are proven to compute one (passes/linear)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,11 @@ class LinearCall:
         scale, present = node.attributes.get("scale"), node.outputs[1:2]
         return cls(
             node,
-            {name: value for index, name in enumerate(INPUTS) if (value := input_of(node, index)) is not None},
+            {
+                name: value
+                for index, name in enumerate(INPUTS)
+                if (value := input_of(node, index)) is not None
+            },
             (int_attr(node, "q_num_heads", 0), int_attr(node, "kv_num_heads", 0)),
             text_attr(node, "update_rule", "gated_delta"),
             0.0 if scale is None else scale.as_float(),
@@ -50,7 +54,12 @@ class LinearCall:
     def attributes(self) -> Attributes:
         """The attributes of LinearAttention and FlashLinearAttention."""
         q_heads, heads = self.heads
-        return {"q_num_heads": q_heads, "kv_num_heads": heads, "update_rule": self.rule, "scale": self.scale}
+        return {
+            "q_num_heads": q_heads,
+            "kv_num_heads": heads,
+            "update_rule": self.rule,
+            "scale": self.scale,
+        }
 
     def words(self, info: ShapeInfo) -> str:
         """The rule, and what decays."""
@@ -61,8 +70,13 @@ class LinearCall:
         return rule_in_words(self.rule, heads if shape is None else shape[-1].const, heads)
 
     def decline(self, reason: str, hint: str | None = None, code: Code = Code.RUNTIME) -> Decline:
-        """A Decline, to be raised: with the code of ready-made operators for one, and with this code for plain
-        operators."""
+        """A Decline, to be raised: with the code of ready-made operators for one, and with this
+        code for plain operators."""
         if self.is_ready_made:
             return left(self.node, reason, hint)
-        return Decline(code, f"this linear attention stays in plain operators: {reason}", self.node, hint or None)
+        return Decline(
+            code,
+            f"this linear attention stays in plain operators: {reason}",
+            self.node,
+            hint or None,
+        )

@@ -2,28 +2,32 @@
 
     query, key, value   [B, S, N * D], [B, T, N * D], [B, T, N * E]
                         or key and value [B, N, T, D] (cross attention with cached keys)
-                        or key [B, T, N, 2, D], which holds the values, too; or query [B, S, N, 3, D], which holds all
+                        or key [B, T, N, 2, D], which holds the values, too; or query [B, S, N, 3,
+                        D], which holds all
     bias                added to query, key and value first; beside cached keys only to the query
     key_padding_mask, attention_bias, unidirectional, mask_filter_value
                         padding.py
-    past_key, past_value   concatenated in front of key and value; the results become present_key and present_value
-    past_sequence_length   the number of keys in caches [B, N, M, D] that have room for more. The new keys are written
-                        after them (cache_rows.py), and the keys after the new ones are excluded. Mask and bias are as
-                        wide as the keys so far, and are padded to M. The excluded rows of present are those of past,
-                        whether the two are one buffer or not, so the user need not say which
+    past_key, past_value   concatenated in front of key and value; the results become present_key
+                           and present_value
+    past_sequence_length   the number of keys in caches [B, N, M, D] that have room for more. The
+                        new keys are written after them (cache_rows.py), and the keys after the new
+                        ones are excluded. Mask and bias are as wide as the keys so far, and are
+                        padded to M. The excluded rows of present are those of past, whether the two
+                        are one buffer or not, so the user need not say which
 
-DecoderMaskedMultiHeadAttention computes the same for one row, and has past_sequence_length beside its past. ONNX
-Runtime's CPU kernel runs it with past_present_share_buffer, or with cached keys and values instead of a past and new
-ones.
+DecoderMaskedMultiHeadAttention computes the same for one row, and has past_sequence_length beside
+its past. ONNX Runtime's CPU kernel runs it with past_present_share_buffer, or with cached keys and
+values instead of a past and new ones.
 
-ONNX Runtime's CPU kernel does not take the packed forms of rank 5. Here they mean what the operator's documentation
-says.
+ONNX Runtime's CPU kernel does not take the packed forms of rank 5. Here they mean what the
+operator's documentation says.
 
-Refused: the score matrix as an output; a past without both presents, beside which ONNX Runtime reads what lies behind
-the new keys in memory; new keys [B, N, T, D] beside a cache with room, into which it does not write them;
-cache_indirection, which names the beam whose cache holds a key; for a decoder, query, key and value side by side in one
-tensor, with which ONNX Runtime crashes, and new keys of several rows, of which it reads the wrong ones. Where the
-number of new rows is open, a run with several of them ends in an error of a Reshape.
+Refused: the score matrix as an output; a past without both presents, beside which ONNX Runtime
+reads what lies behind the new keys in memory; new keys [B, N, T, D] beside a cache with room, into
+which it does not write them; cache_indirection, which names the beam whose cache holds a key; for a
+decoder, query, key and value side by side in one tensor, with which ONNX Runtime crashes, and new
+keys of several rows, of which it reads the wrong ones. Where the number of new rows is open, a run
+with several of them ends in an error of a Reshape.
 """
 
 from __future__ import annotations
@@ -72,8 +76,14 @@ def convert(call: OpConverter) -> ConvertedOp:
 def convert_decoder(call: OpConverter) -> ConvertedOp:
     """The record of a DecoderMaskedMultiHeadAttention node."""
     if call.input(1) is None or call.input(2) is None:
-        raise call.decline(Code.READY_MADE, "query, key and value lie side by side, which ONNX Runtime does not run")
-    cached, shared = _cached(call, call.required_input(1)), int_attr(call.node, "past_present_share_buffer", 0) != 0
+        raise call.decline(
+            Code.READY_MADE,
+            "query, key and value lie side by side, which ONNX Runtime does not run",
+        )
+    cached, shared = (
+        _cached(call, call.required_input(1)),
+        int_attr(call.node, "past_present_share_buffer", 0) != 0,
+    )
     not_taken = "which ONNX Runtime's CPU kernel does not take"
     if cached and shared:
         raise call.decline(Code.READY_MADE, f"cached keys are updated, {not_taken}")
@@ -85,10 +95,13 @@ def convert_decoder(call: OpConverter) -> ConvertedOp:
 
 
 def _converted(call: OpConverter, places: InputIndices, length: ir.Value | None) -> ConvertedOp:
-    """The record of either operator, whose past has room for more keys behind its first `length` if that is given."""
+    """The record of either operator, whose past has room for more keys behind its first `length` if
+    that is given."""
     call.check_matrix("qk", after_softmax=False)
     if call.input(places.indirection) is not None:
-        raise call.decline(Code.READY_MADE, "keys lie in the caches of other beams, and the data decide in which")
+        raise call.decline(
+            Code.READY_MADE, "keys lie in the caches of other beams, and the data decide in which"
+        )
     operands = _operands(call)
     if places is DECODER and length is not None:
         operands = operands[0], _one_row(call, operands[1]), _one_row(call, operands[2])
@@ -104,17 +117,23 @@ def _converted(call: OpConverter, places: InputIndices, length: ir.Value | None)
         raise call.decline(Code.READY_MADE, "the length of a past is given, and no past")
     if length is not None and _cached(call, key):
         reason = (
-            f"{key.name!r} has four dimensions, and ONNX Runtime's CPU kernel does not write such keys into a cache"
+            f"{key.name!r} has four dimensions, and ONNX Runtime's CPU kernel does not write such keys "
+            "into a cache"
         )
         raise call.decline(Code.READY_MADE, reason, "give key and value three dimensions")
-    heads, mask, addend = int_attr(call.node, "num_heads", 0), call.input(places.mask), call.input(places.addend)
+    heads, mask, addend = (
+        int_attr(call.node, "num_heads", 0),
+        call.input(places.mask),
+        call.input(places.addend),
+    )
     projected = MultiHeadInputs(call, heads, query, key, value, past, mask, addend, length)
     match, keys, values = projected.match(presents=bool(call.presents(key, value)))
     return ConvertedOp(match, call.presents(keys, values))
 
 
 def _biased(call: OpConverter, bias: ir.Value | None, *operands: ir.Value) -> tuple[ir.Value, ...]:
-    """The operands with the bias of their projection added; cached keys and values already contain theirs."""
+    """The operands with the bias of their projection added; cached keys and values already contain
+    theirs."""
     if bias is None:
         return operands
     query, key, _ = given = operands
@@ -125,7 +144,9 @@ def _biased(call: OpConverter, bias: ir.Value | None, *operands: ir.Value) -> tu
     for operand in operands:
         width = call.size(operand, -1)
         if width is None:
-            raise call.decline(Code.SHAPE, "the parts of the bias are not known before the model runs")
+            raise call.decline(
+                Code.SHAPE, "the parts of the bias are not known before the model runs"
+            )
         part = part_of(call, bias, start, start + width, axis=0)
         made.append(call.builder.add(operand, part))
         start += width
@@ -133,7 +154,8 @@ def _biased(call: OpConverter, bias: ir.Value | None, *operands: ir.Value) -> tu
 
 
 def part_of(call: OpConverter, value: ir.Value, start: int, end: int, axis: int) -> ir.Value:
-    """A slice of a value along one axis; that of a small constant is a constant. Raises Decline without the axis."""
+    """A slice of a value along one axis; that of a small constant is a constant. Raises Decline
+    without the axis."""
     builder, array = call.builder, constant(value, limit=SMALL)
     if call.info.shape(value) is not None:
         call.dim(value, axis)
@@ -155,7 +177,8 @@ def _operands(call: OpConverter) -> tuple[ir.Value, ir.Value, ir.Value]:
 def _one_row(call: OpConverter, value: ir.Value) -> ir.Value:
     """A decoder's new keys or values [B, 1, N * D]. Raises Decline where there are several rows.
 
-    ONNX Runtime reads the wrong rows there. Where their number is open, a Reshape refuses a run with several.
+    ONNX Runtime reads the wrong rows there. Where their number is open, a Reshape refuses a run
+    with several.
     """
     rows, width = call.size(value, 1), call.size(value, 2)
     if rows == 1 or width is None:  # an unknown width is declined later, with the head size
@@ -181,7 +204,8 @@ def _unpacked(call: OpConverter, packed: ir.Value, index: int) -> ir.Value:
 
 @dataclass(frozen=True)
 class MultiHeadInputs:
-    """Query [B, S, N * D], key and value likewise or [B, N, T, D], with their past and what is added to the scores."""
+    """Query [B, S, N * D], key and value likewise or [B, N, T, D], with their past and what is
+    added to the scores."""
 
     call: OpConverter
     heads: int
@@ -208,9 +232,15 @@ class MultiHeadInputs:
                 past = self._preallocated(past, self.length, added)
             pairs = zip(self.past, (key, value), strict=True)
             key, value = (self._together(old, own, past) for old, own in pairs)
-        q, k, v = call.operand(self.query, "BSH", self.heads), self._operand(key), self._operand(value)
+        q, k, v = (
+            call.operand(self.query, "BSH", self.heads),
+            self._operand(key),
+            self._operand(value),
+        )
         scores = call.scores(q, k, v)
-        key_masks = KeyMaskBuilder(call, DimRef(self.query, 1), self._rows(key), DimRef(self.query, 0))
+        key_masks = KeyMaskBuilder(
+            call, DimRef(self.query, 1), self._rows(key), DimRef(self.query, 0)
+        )
         plan = ScoreBias(call, key_masks, scores, self.mask, self.addend, past, new).plan()
         match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH")
         return match, key, value
@@ -223,12 +253,16 @@ class MultiHeadInputs:
         before = builder.reshape(builder.cast(length, INT64), [1])
         return PreallocatedCache(before, builder.length(added.value, added.axis))
 
-    def _together(self, old: ir.Value, new: ir.Value, past: ir.Value | PreallocatedCache) -> ir.Value:
+    def _together(
+        self, old: ir.Value, new: ir.Value, past: ir.Value | PreallocatedCache
+    ) -> ir.Value:
         """The old and the new keys or values in one tensor."""
         call, dtype = self.call, self.call.info.dtype(new)
         if not isinstance(past, PreallocatedCache):
             return call.builder.concat([old, new], 2)
-        made = CacheRows(call, self.heads, DimRef(self.query, 0)).updated(old, new, past.before, past.rows)
+        made = CacheRows(call, self.heads, DimRef(self.query, 0)).updated(
+            old, new, past.before, past.rows
+        )
         call.info.set(made, (*call.shape(new)[:2], *call.shape(old)[2:]), dtype)
         return made
 

@@ -7,7 +7,8 @@ import onnx_ir as ir
 from fa_compiler.op_registry import DOMAIN, attention_names
 
 NPU = ("NPUFlashAttention", "NPUPromptFlashAttention", "NPUIncreFlashAttention")
-"""The attention operators that ATC's parser knows in the domain npu, and in the standard domain, too."""
+"""The attention operators that ATC's parser knows in the domain npu, and in the standard domain,
+too."""
 
 ATTENTION_OPS = {
     ("ai.onnx.preview", "FlexAttention"),

@@ -1,20 +1,25 @@
-"""The attention operators of ATC's ONNX parser: NPUFlashAttention, NPUPromptFlashAttention, NPUIncreFlashAttention.
+"""The attention operators of ATC's ONNX parser: NPUFlashAttention, NPUPromptFlashAttention,
+NPUIncreFlashAttention.
 
                     NPUFlashAttention          NPUPromptFlashAttention      NPUIncreFlashAttention
     layouts         BSH, SBH                   BSH, BSND, BNSD, BNSD_BSND   BSH, BSND, BNSD; one row
     key heads       width / head size          num_key_value_heads or all   all
     scores          scale * (q k' + bias)      scale * q k' + bias          scale * q k' + bias
-    mask            True excludes; sparse_mode 0 to 4 for the first two, see below; by key alone for the third
+    mask            True excludes; sparse_mode 0 to 4 for the first two, see below; by key alone for
+                    the third
     lengths         none                       of the keys                  of the keys
     input numbers   0..8                       0..4, 6                      0..5: one key and one value tensor
 
     sparse_mode without a mask                 no mask at all
-    0                                          the mask, and -pre <= j - i <= next; from 2^20 on pre or next is no limit
+    0                                          the mask, and -pre <= j - i <= next; from 2^20 on pre
+                                               or next is no limit
     1                                          the mask
-    2, 3, 4 with a constant compressed mask    the bands of FlashAttentionScore; 3 and 4 only without lengths
+    2, 3, 4 with a constant compressed mask    the bands of FlashAttentionScore; 3 and 4 only
+                                               without lengths
 
-Refused: dropout, prefixes, lengths of the queries (the rows after them are not specified), compressed biases,
-quantisation, a compressed mask that is not a constant, floats as masks, and lists of key and value tensors.
+Refused: dropout, prefixes, lengths of the queries (the rows after them are not specified),
+compressed biases, quantisation, a compressed mask that is not a constant, floats as masks, and
+lists of key and value tensors.
 """
 
 from __future__ import annotations
@@ -47,7 +52,8 @@ BY_KEY = {2: (1, 2), 3: (1,)}
 
 @dataclass(frozen=True)
 class NpuCall:
-    """The inputs and attributes of any of the three operators, as FlashAttentionScore names them."""
+    """The inputs and attributes of any of the three operators, as FlashAttentionScore names
+    them."""
 
     layout: str
     output_layout: str
@@ -78,7 +84,9 @@ def flash(call: OpConverter) -> ConvertedOp:
     if layout not in ("BSH", "SBH"):
         raise call.decline(Code.READY_MADE, f"its parser does not know the layout {layout!r}")
     if call.number("keep_prob", 1.0) != 1.0:
-        raise call.decline(Code.READY_MADE, "dropout, whose mask is made up where the operator is parsed")
+        raise call.decline(
+            Code.READY_MADE, "dropout, whose mask is made up where the operator is parsed"
+        )
     _refuse(call, {6: "a prefix", 7: "lengths of the queries", 8: "lengths of the keys"})
     width, kv_width = call.size(call.required_input(0), 2), call.size(call.required_input(1), 2)
     if width is None or kv_width is None or heads <= 0 or kv_width * heads % width:
@@ -106,7 +114,9 @@ def prompt(call: OpConverter) -> ConvertedOp:
     """The record of an NPUPromptFlashAttention node."""
     layout, heads = _text(call, "input_layout"), int_attr(call.node, "num_heads", 0)
     if layout not in ("BSH", "BSND", "BNSD", "BNSD_BSND"):
-        raise call.decline(Code.READY_MADE, f"the layout {layout!r} is none of FlashAttentionScore's")
+        raise call.decline(
+            Code.READY_MADE, f"the layout {layout!r} is none of FlashAttentionScore's"
+        )
     _refuse(call, {5: "lengths of the queries", **dict.fromkeys(range(7, 12), "quantisation")})
     return _converted(
         call,
@@ -131,7 +141,9 @@ def incremental(call: OpConverter) -> ConvertedOp:
     """The record of an NPUIncreFlashAttention node."""
     layout, heads = _text(call, "input_layout"), int_attr(call.node, "num_heads", 0)
     if layout not in ("BSH", "BSND", "BNSD"):
-        raise call.decline(Code.READY_MADE, f"the layout {layout!r} is none of FlashAttentionScore's")
+        raise call.decline(
+            Code.READY_MADE, f"the layout {layout!r} is none of FlashAttentionScore's"
+        )
     if len(call.node.inputs) != 6:
         raise call.decline(Code.READY_MADE, "lists of key and value tensors")
     if call.size(call.required_input(0), layout.index("S")) != 1:
@@ -140,17 +152,32 @@ def incremental(call: OpConverter) -> ConvertedOp:
     lengths = _filled_input(call, 5)
     return _converted(
         call,
-        NpuCall(layout, layout, heads, heads, scale, _filled_input(call, 3), False, _filled_input(call, 4), lengths),
+        NpuCall(
+            layout,
+            layout,
+            heads,
+            heads,
+            scale,
+            _filled_input(call, 3),
+            False,
+            _filled_input(call, 4),
+            lengths,
+        ),
         by_key=True,
     )
 
 
 def _converted(call: OpConverter, given: NpuCall, by_key: bool = False) -> ConvertedOp:
     counts = (given.heads, given.kv_heads, given.kv_heads)
-    q, k, v = (call.operand(call.required_input(index), given.layout, count) for index, count in enumerate(counts))
+    q, k, v = (
+        call.operand(call.required_input(index), given.layout, count)
+        for index, count in enumerate(counts)
+    )
     scores = call.scores(q, k, v)
     batch, rows = (DimRef(call.required_input(0), given.layout.index(letter)) for letter in "BS")
-    key_masks = KeyMaskBuilder(call, rows, DimRef(call.required_input(1), given.layout.index("S")), batch)
+    key_masks = KeyMaskBuilder(
+        call, rows, DimRef(call.required_input(1), given.layout.index("S")), batch
+    )
     masked: list[ExcludedPositions] = []
     bias = _bias(call, given, scores)
     if by_key and given.mask is not None:
@@ -177,15 +204,19 @@ def _bias(call: OpConverter, given: NpuCall, scores: Arrangement) -> tuple[BiasO
 
 
 def _is_compressed_mask(content: np.ndarray[Any, Any]) -> bool:
-    """Whether this is the mask of sparse_modes 2 to 4: [2048, 2048], with leading 1s, nonzero above the diagonal."""
+    """Whether this is the mask of sparse_modes 2 to 4: [2048, 2048], with leading 1s, nonzero above
+    the diagonal."""
     wanted = compressed_mask(2)
     if content.shape[-2:] != wanted.shape or content.size != wanted.size:
         return False
     return np.array_equal(content.reshape(wanted.shape) != 0, wanted)
 
 
-def _masked(call: OpConverter, given: NpuCall, scores: Arrangement, masked: list[ExcludedPositions]) -> Window | None:
-    """The window of the sparse_mode, if it has one. A mask that is needed besides is added to `masked`."""
+def _masked(
+    call: OpConverter, given: NpuCall, scores: Arrangement, masked: list[ExcludedPositions]
+) -> Window | None:
+    """The window of the sparse_mode, if it has one. A mask that is needed besides is added to
+    `masked`."""
     assert given.mask is not None
     if given.mode in (0, 1):
         masked.append(ExcludedPositions(call.aligned(_in_rank_4(call, given.mask, BY_ROW), scores)))
@@ -193,14 +224,20 @@ def _masked(call: OpConverter, given: NpuCall, scores: Arrangement, masked: list
             return None
         return given.band(Dim(0))
     if given.mode > 4 or given.mode < 0:
-        raise call.decline(Code.READY_MADE, f"sparse_mode {given.mode} needs what the operator has no input for")
+        raise call.decline(
+            Code.READY_MADE, f"sparse_mode {given.mode} needs what the operator has no input for"
+        )
     content = constant(given.mask)
     if content is None or not _is_compressed_mask(content):
-        raise call.decline(Code.READY_MADE, f"the mask of sparse_mode {given.mode} is not the constant triangle")
+        raise call.decline(
+            Code.READY_MADE, f"the mask of sparse_mode {given.mode} is not the constant triangle"
+        )
     if given.mode == 2:
         return Window.of(None, 0)
     if given.lengths is not None:
-        raise call.decline(Code.READY_MADE, "the band's corner lies at another length in each batch")
+        raise call.decline(
+            Code.READY_MADE, "the band's corner lies at another length in each batch"
+        )
     space = call.viewer.space
     corner = space.size(scores[3]) - space.size(scores[2])
     if given.mode == 3:
@@ -208,7 +245,9 @@ def _masked(call: OpConverter, given: NpuCall, scores: Arrangement, masked: list
     return given.band(corner)
 
 
-def _in_rank_4(call: OpConverter, mask: ir.Value, missing: Mapping[int, tuple[int, ...]]) -> ir.Value:
+def _in_rank_4(
+    call: OpConverter, mask: ir.Value, missing: Mapping[int, tuple[int, ...]]
+) -> ir.Value:
     """A mask as bool, with the dimensions of heads and rows that are `missing` at its rank."""
     if call.info.dtype(mask) not in MASKS:
         raise call.decline(Code.DTYPE, "the mask is neither boolean nor of 8 bits")

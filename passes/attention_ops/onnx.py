@@ -1,40 +1,45 @@
 """ai.onnx Attention, opset 23 and later.
 
-    y, present_key, present_value = Attention(query, key, value, attn_mask, past_key, past_value, nonpad_kv_seqlen)
+    y, present_key, present_value = Attention(query, key, value, attn_mask, past_key, past_value,
+    nonpad_kv_seqlen)
 
     query, key, value    [B, N, S, D], or [B, S, N * D] with q_num_heads and kv_num_heads
-    attn_mask            boolean (True attends) or float (added), of any rank that broadcasts to [B, N, S, T]; a mask
-                         shorter than T is padded with "excluded"
-    past_key, past_value concatenated in front of key and value; the results become present_key and present_value
+    attn_mask            boolean (True attends) or float (added), of any rank that broadcasts to [B,
+                         N, S, T]; a mask shorter than T is padded with "excluded"
+    past_key, past_value concatenated in front of key and value; the results become present_key and
+    present_value
     nonpad_kv_seqlen     one length for each batch entry; the keys from it on are excluded
-    is_causal, windows   key j is attended when p - left <= j <= p + right, p = i + offset; the offset is the past
-                         length, or length - S with nonpad_kv_seqlen, else 0
-    softcap              c: the scaled scores become c * tanh(scores / c) before they are masked (not on Ascend)
+    is_causal, windows   key j is attended when p - left <= j <= p + right, p = i + offset; the
+                         offset is the past length, or length - S with nonpad_kv_seqlen, else 0
+    softcap              c: the scaled scores become c * tanh(scores / c) before they are masked
+                         (not on Ascend)
     softmax_precision    of at least 32 bits: the operator computes the softmax in float32
 
-A row without a key gives 0, whatever the values hold. Which numbers of a float mask exclude a key depends on how ONNX
-Runtime (1.31 and 1.32) runs the node:
+A row without a key gives 0, whatever the values hold. Which numbers of a float mask exclude a key
+depends on how ONNX Runtime (1.31 and 1.32) runs the node:
 
-    its CPU kernel       opset 23 and 24, all types float32 or all float16: an element of a float mask excludes where it
-                         is -inf or the type's lowest number
+    its CPU kernel       opset 23 and 24, all types float32 or all float16: an element of a float
+                         mask excludes where it is -inf or the type's lowest number
     the function body    everything else, all of opset 25 included: only -inf excludes
 
-The kernel for float16 also rounds score + mask to float16. That rounding decides the result of a row whose every key
-has a number like -1e4, and the operator, which adds in float32, cannot repeat it. A float16 mask is therefore accepted
-only where its numbers other than the excluding ones are proven small, or where the user vouches that no row is masked
-everywhere. The function body adds in float32. But a 16-bit mask that the graph computes, such as a sum or product,
-reaches it rounded or not, depending on where ONNX Runtime runs the nodes. The same condition holds for such a mask.
+The kernel for float16 also rounds score + mask to float16. That rounding decides the result of a
+row whose every key has a number like -1e4, and the operator, which adds in float32, cannot repeat
+it. A float16 mask is therefore accepted only where its numbers other than the excluding ones are
+proven small, or where the user vouches that no row is masked everywhere. The function body adds in
+float32. But a 16-bit mask that the graph computes, such as a sum or product, reaches it rounded or
+not, depending on where ONNX Runtime runs the nodes. The same condition holds for such a mask.
 
-The order of cap and mask is that of onnx 1.23, for all opsets, and of ONNX Runtime 1.32. onnx 1.19 and ONNX Runtime
-1.23 add the mask first, so that a masked key has the score -c.
+The order of cap and mask is that of onnx 1.23, for all opsets, and of ONNX Runtime 1.32. onnx 1.19
+and ONNX Runtime 1.23 add the mask first, so that a masked key has the score -c.
 
-Refused besides: the score or probability matrix as an output, and a softmax_precision that rounds, or that is no type
-of floating point: such a node has no function body, and ONNX Runtime casts operands of two types for its CPU kernel.
-Also a causal query of one row with several new keys and a past: in ONNX Runtime the row sees all keys, in the
-specification it does not.
-Also a float mask that may hold +inf beside other exclusions, where the function body runs: the body adds their -inf to
-it. Also operands of three dimensions whose batch sizes differ: the function body splits the heads of all three by the
-query's batch size, which moves elements of a smaller key or value to other places.
+Refused besides: the score or probability matrix as an output, and a softmax_precision that rounds,
+or that is no type of floating point: such a node has no function body, and ONNX Runtime casts
+operands of two types for its CPU kernel. Also a causal query of one row with several new keys and a
+past: in ONNX Runtime the row sees all keys, in the specification it does not.
+Also a float mask that may hold +inf beside other exclusions, where the function body runs: the body
+adds their -inf to it. Also operands of three dimensions whose batch sizes differ: the function body
+splits the heads of all three by the query's batch size, which moves elements of a smaller key or
+value to other places.
 """
 
 from __future__ import annotations
@@ -54,7 +59,15 @@ from fa_compiler.passes.answer.options import BINARY_MASKS, NO_EMPTY_ROWS, NO_EM
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter, Operand
 from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
-from fa_compiler.passes.ir.nodes import FLOATS, SIXTEEN_BITS, constant, inputs_of, int_attr, is_op, without_none
+from fa_compiler.passes.ir.nodes import (
+    FLOATS,
+    SIXTEEN_BITS,
+    constant,
+    inputs_of,
+    int_attr,
+    is_op,
+    without_none,
+)
 from fa_compiler.passes.masks.band import Band, SparseMode
 from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.masks.mask import MaskPlan
@@ -68,11 +81,13 @@ FIRST = 23
 FIRST_WITHOUT_KERNEL = 25
 """From this opset on ONNX Runtime has no CPU kernel for the operator."""
 SMALL_HALF = 8.0
-"""A number up to this, added to a float16 score, rounds it no more than scores of common size are rounded anyway."""
+"""A number up to this, added to a float16 score, rounds it no more than scores of common size are
+rounded anyway."""
 
 
 Offsets = tuple[int | None, int | None]
-"""The lowest and the highest offset from its position at which a query sees a key; None where there is no limit."""
+"""The lowest and the highest offset from its position at which a query sees a key; None where there
+is no limit."""
 UNLIMITED: Offsets = (None, None)
 
 
@@ -83,12 +98,15 @@ def convert(call: OpConverter) -> ConvertedOp:
 
 
 def _check(call: OpConverter) -> None:
-    """Decline what no attention of ours computes. The head sizes and the shapes are checked with the operands."""
+    """Decline what no attention of ours computes. The head sizes and the shapes are checked with
+    the operands."""
     node = call.node
     if call.builder.opset < FIRST:
         reason = f"the model is of opset {call.builder.opset}, and ONNX has the operator from opset {FIRST} on"
         raise call.decline(Code.READY_MADE, reason)
-    call.check_matrix("qk_matmul_output", int_attr(node, "qk_matmul_output_mode", 0) == PROBABILITIES)
+    call.check_matrix(
+        "qk_matmul_output", int_attr(node, "qk_matmul_output_mode", 0) == PROBABILITIES
+    )
     call.softcap()
     call.check_precision()
 
@@ -108,7 +126,11 @@ class _Attention:
             presents = tuple((old, self._split(new)) for old, new in call.presents(key, value))
         else:
             keys, values = self._joined(4, key), self._joined(5, value)
-            k, v, columns = call.operand(keys, "BNSD"), call.operand(values, "BNSD"), DimRef(keys, 2)
+            k, v, columns = (
+                call.operand(keys, "BNSD"),
+                call.operand(values, "BNSD"),
+                DimRef(keys, 2),
+            )
             presents = call.presents(keys, values)
         self._check_batches(q, k, v)
         scores = call.scores(q, k, v)
@@ -119,10 +141,12 @@ class _Attention:
             raise call.decline(Code.SCALE, f"the scale {scale:g} is not positive", POSITIVE_SCALE)
         return ConvertedOp(call.record(q, k, v, scores, plan, scale, self._layout(query)), presents)
 
-    # -- operands ---------------------------------------------------------------------------------------
+    # -- operands
+    # ---------------------------------------------------------------------------------------
 
     def _check_batches(self, *operands: Operand) -> None:
-        """Decline operands of three dimensions one of which has a batch of 1 beside a larger one."""
+        """Decline operands of three dimensions one of which has a batch of 1 beside a larger
+        one."""
         split = any(self._flat(self.call.required_input(index)) for index in range(3))
         sizes = {self.call.viewer.space.size(operand.batch) for operand in operands}
         if split and Dim(1) in sizes and len(sizes) > 1:
@@ -147,25 +171,30 @@ class _Attention:
         return self.call.split_heads(value, int_attr(self.call.node, "kv_num_heads", 0))
 
     def _joined(self, index: int, new: ir.Value) -> ir.Value:
-        """The past and the new keys or values in one tensor. Raises Decline where other sizes than the length
-        differ."""
+        """The past and the new keys or values in one tensor. Raises Decline where other sizes than
+        the length differ."""
         split = self._split(new)
         past, fresh = self.call.info.shape(self.call.required_input(index)), self._new_sizes(new)
         if past is not None and (len(past) != 4 or any(map(_differ, past, fresh))):
-            sizes = (" x ".join("?" if size is None else str(size) for size in shape) for shape in (past, fresh))
+            sizes = (
+                " x ".join("?" if size is None else str(size) for size in shape)
+                for shape in (past, fresh)
+            )
             reason = f"a past of {next(sizes)} and new keys or values of {next(sizes)} do not go together"
             raise self.call.decline(Code.READY_MADE, reason)
         return self.call.builder.concat([self.call.required_input(index), split], 2)
 
     def _new_sizes(self, new: ir.Value) -> tuple[Dim | None, ...]:
-        """Batch, heads, length and head size of new keys or values; the length is None, because it may be any."""
+        """Batch, heads, length and head size of new keys or values; the length is None, because it
+        may be any."""
         shape = self.call.shape(new)
         if not self._flat(new):
             return *shape[:2], None, shape[3]
         heads = int_attr(self.call.node, "kv_num_heads", 0)
         return shape[0], Dim(heads), None, shape[2].exact_div(heads)
 
-    # -- masks ------------------------------------------------------------------------------------------
+    # -- masks
+    # ------------------------------------------------------------------------------------------
 
     def _plan(self, key_masks: KeyMaskBuilder, scores: Arrangement) -> MaskPlan:
         """The plan of the mask, the window and the lengths. Raises Decline."""
@@ -197,8 +226,9 @@ class _Attention:
     def _beyond_lengths(
         self, lengths: ir.Value, offsets: Offsets, key_masks: KeyMaskBuilder, scores: Arrangement
     ) -> list[ExcludedPositions]:
-        """The keys from the length of each batch entry on, and the keys outside the window, which is counted from
-        this length. A window that ends at the row's position leaves no key from the length on."""
+        """The keys from the length of each batch entry on, and the keys outside the window, which
+        is counted from this length. A window that ends at the row's position leaves no key from the
+        length on."""
         call, (_, high) = self.call, offsets
         excluded: list[ir.Value] = []
         if high is None or high > 0:
@@ -211,7 +241,10 @@ class _Attention:
     def _offsets(self) -> Offsets:
         """The lowest and the highest offset from its position at which a query sees a key."""
         node, low, high = self.call.node, None, None
-        left, right = int_attr(node, "left_window_size", -1), int_attr(node, "right_window_size", -1)
+        left, right = (
+            int_attr(node, "left_window_size", -1),
+            int_attr(node, "right_window_size", -1),
+        )
         if left >= 0:
             low = -left
         if right >= 0:
@@ -231,7 +264,8 @@ class _Attention:
         return Window(band, *key_masks.bounds_from(length, offsets))
 
     def _check_one_row(self) -> None:
-        """Decline a single row with a past and several new keys: ONNX Runtime lets it see keys after its position."""
+        """Decline a single row with a past and several new keys: ONNX Runtime lets it see keys
+        after its position."""
         places = [self._rows(self.call.required_input(index)) for index in (0, 1)]
         rows, new = (self.call.dim(place.value, place.axis) for place in places)
         if self._in_runtime() and rows != new and (rows.const or 0) < 2:
@@ -239,7 +273,8 @@ class _Attention:
             raise self.call.decline(Code.READY_MADE, reason)
 
     def _in_runtime(self) -> bool:
-        """Does ONNX Runtime have a CPU kernel for this node? Otherwise it runs the function body."""
+        """Does ONNX Runtime have a CPU kernel for this node? Otherwise it runs the function
+        body."""
         call = self.call
         given = without_none(map(call.input, range(6)))
         types = {call.info.dtype(value) for value in given} - {ir.DataType.BOOL}
@@ -249,14 +284,17 @@ class _Attention:
     def _mask_terms(
         self, key_masks: KeyMaskBuilder, scores: Arrangement, band: bool
     ) -> tuple[list[ExcludedPositions], tuple[BiasOp, ...], SparseMode | None, tuple[str, ...]]:
-        """attn_mask as exclusions, bias and, if `band` allows it, a sparse_mode; and what the user vouches for."""
+        """attn_mask as exclusions, bias and, if `band` allows it, a sparse_mode; and what the user
+        vouches for."""
         call, mask = self.call, self.call.input(3)
         if mask is None:
             return [], (), None, ()
         dtype = call.info.dtype(mask)
         full = self._filled_up(mask, key_masks, scores)
         if dtype not in (ir.DataType.BOOL, *FLOATS):
-            raise call.decline(Code.DTYPE, "attn_mask is neither boolean nor float32, float16 or bfloat16")
+            raise call.decline(
+                Code.DTYPE, "attn_mask is neither boolean nor float32, float16 or bfloat16"
+            )
         assert dtype is not None
         boolean = dtype == ir.DataType.BOOL
         lowest = -math.inf
@@ -267,16 +305,25 @@ class _Attention:
             return masked, (), mode, ()
         assumed: tuple[str, ...] = ()
         if dtype == ir.DataType.FLOAT16 and self._in_runtime():
-            assumed = self._check_half(mask, lowest, "ONNX Runtime adds it to the scores in 16 bits")
+            assumed = self._check_half(
+                mask, lowest, "ONNX Runtime adds it to the scores in 16 bits"
+            )
         elif dtype in SIXTEEN_BITS and not _is_exact(mask):
-            assumed = self._check_half(mask, lowest, "ONNX Runtime rounds it to 16 bits or not, as it runs the node")
+            assumed = self._check_half(
+                mask, lowest, "ONNX Runtime rounds it to 16 bits or not, as it runs the node"
+            )
         return *key_masks.added(mask, full, scores, lowest), None, assumed
 
     def _check_excluded(self, mask: ir.Value, scores: Arrangement) -> None:
-        """Decline a mask that may hold +inf: the function body adds -inf to it at excluded keys, which gives NaN."""
+        """Decline a mask that may hold +inf: the function body adds -inf to it at excluded keys,
+        which gives NaN."""
         call = self.call
         term = Add(call.node, AlignedTensor(mask, call.viewer.alignment(mask, scores, call.node)))
-        if call.info.dtype(mask) not in FLOATS or BINARY_MASKS in call.options.assume or self._in_runtime():
+        if (
+            call.info.dtype(mask) not in FLOATS
+            or BINARY_MASKS in call.options.assume
+            or self._in_runtime()
+        ):
             return
         if TermValues(call.viewer).may_be_plus_infinity((term,), 0):
             raise call.decline(
@@ -286,14 +333,21 @@ class _Attention:
             )
 
     def _adds(self, mask: ir.Value, key_masks: KeyMaskBuilder, scores: Arrangement) -> bool:
-        """Does the function body add a mask of 0 and finite numbers that outweigh the scores, and nothing else?"""
+        """Does the function body add a mask of 0 and finite numbers that outweigh the scores, and
+        nothing else?"""
         values = self.call.facts.sets.of(mask)
         finite = values is not None and all(x == 0.0 or -math.inf < x <= DOMINATING for x in values)
         float32 = self.call.info.dtype(mask) == ir.DataType.FLOAT
-        return finite and float32 and not self._in_runtime() and self._filled_up(mask, key_masks, scores) is mask
+        return (
+            finite
+            and float32
+            and not self._in_runtime()
+            and self._filled_up(mask, key_masks, scores) is mask
+        )
 
     def _check_half(self, mask: ir.Value, lowest: float, cause: str) -> tuple[str, ...]:
-        """What the user vouches for so that rounding the mask, or mask + score, decides no row. Raises Decline."""
+        """What the user vouches for so that rounding the mask, or mask + score, decides no row.
+        Raises Decline."""
         call = self.call
         array, values = constant(mask), call.facts.sets.of(mask)
         numbers: Collection[float] | None = call.facts.bounds.unless_nan(mask)
@@ -312,7 +366,9 @@ class _Attention:
             NO_EMPTY_ROWS_HINT,
         )
 
-    def _filled_up(self, mask: ir.Value, key_masks: KeyMaskBuilder, scores: Arrangement) -> ir.Value:
+    def _filled_up(
+        self, mask: ir.Value, key_masks: KeyMaskBuilder, scores: Arrangement
+    ) -> ir.Value:
         """A mask, padded with "excluded" where it may be shorter than the keys."""
         dtype, columns = self.call.info.dtype(mask), self.call.dim(mask, -1)
         if columns == self.call.viewer.space.size(scores[3]) or dtype is None:
@@ -323,13 +379,21 @@ class _Attention:
 
 
 def _is_exact(value: ir.Value) -> bool:
-    """Is a 16-bit value certainly rounded to 16 bits, and not a result that ONNX Runtime may keep unrounded?"""
+    """Is a 16-bit value certainly rounded to 16 bits, and not a result that ONNX Runtime may keep
+    unrounded?"""
     node = value.producer()
     if not is_op(node, *GIVE_FLOAT32):
         return True
-    return is_op(node, "Where", "Max", "Min", "Neg", "Clip") and all(map(_is_exact, inputs_of(node)))
+    return is_op(node, "Where", "Max", "Min", "Neg", "Clip") and all(
+        map(_is_exact, inputs_of(node))
+    )
 
 
 def _differ(one: Dim, other: Dim | None) -> bool:
     """Are two sizes known, and not equal?"""
-    return other is not None and one.const is not None and other.const is not None and one.const != other.const
+    return (
+        other is not None
+        and one.const is not None
+        and other.const is not None
+        and one.const != other.const
+    )

@@ -1,21 +1,25 @@
-"""PackedMultiHeadAttention and PackedAttention of com.microsoft: sequences end to end, without padding.
+"""PackedMultiHeadAttention and PackedAttention of com.microsoft: sequences end to end, without
+padding.
 
-    output [T, N * E] = PackedMultiHeadAttention(query, key, value, bias, token_offset, cumulative_sequence_length)
-    output [T, N * E] = PackedAttention(input, weights, bias, token_offset, cumulative_sequence_length)
+    output [T, N * E] = PackedMultiHeadAttention(query, key, value, bias, token_offset,
+    cumulative_sequence_length) output [T, N * E] = PackedAttention(input, weights, bias,
+    token_offset, cumulative_sequence_length)
 
     1  query, key, value    [T, N * D], [T, N * D] and [T, N * E], or query alone as [T, N, 3, D]
     2  bias                 [N * D + N * D + N * E], which is added to them
-    3  input, weights       their product has the columns of query, key and value side by side: as many as
-                            qkv_hidden_sizes says, otherwise three equal parts
-    4  attention_bias       [B or 1, N or 1, S, S], which is added to the scores of a padded batch of S rows
+    3  input, weights       their product has the columns of query, key and value side by side: as
+                            many as qkv_hidden_sizes says, otherwise three equal parts
+    4  attention_bias       [B or 1, N or 1, S, S], which is added to the scores of a padded batch
+                            of S rows
 
-cumulative_sequence_length [B + 1] begins with 0 and says where each sequence ends. Each token sees those of its own
-sequence. They become FlashAttentionScore with the layout TND, on the target ort: ONNX Runtime has no CPU kernel for
-them. mask_filter_value is for padding, which no token sees.
+cumulative_sequence_length [B + 1] begins with 0 and says where each sequence ends. Each token sees
+those of its own sequence. They become FlashAttentionScore with the layout TND, on the target ort:
+ONNX Runtime has no CPU kernel for them. mask_filter_value is for padding, which no token sees.
 
-token_offset [B, S] says where the tokens stand in the padded batch: first those of the tokens, in their order. Without
-attention_bias it changes no result. With one, the tokens are put there, and FlashAttentionScore gets the layout BSND
-and a mask of the keys that are padding: so the bias is read as it is, and nothing of its size is made.
+token_offset [B, S] says where the tokens stand in the padded batch: first those of the tokens, in
+their order. Without attention_bias it changes no result. With one, the tokens are put there, and
+FlashAttentionScore gets the layout BSND and a mask of the keys that are padding: so the bias is
+read as it is, and nothing of its size is made.
 """
 
 from __future__ import annotations
@@ -75,7 +79,9 @@ class _Conversion(DirectConversion):
         scale = node.attributes.get("scale")
         attrs: Attributes = {
             "head_num": heads,
-            "scale_value": float(np.float32(operands.size**-0.5 if scale is None else scale.as_float())),
+            "scale_value": float(
+                np.float32(operands.size**-0.5 if scale is None else scale.as_float())
+            ),
         }
         addend = input_of(node, bias)
         if addend is not None:
@@ -101,7 +107,9 @@ class _Conversion(DirectConversion):
             made.outputs[-1].dtype = dtype
         return made
 
-    def _padded(self, operands: _Operands, heads: int, attrs: Attributes, offsets: int, addend: ir.Value) -> Direct:
+    def _padded(
+        self, operands: _Operands, heads: int, attrs: Attributes, offsets: int, addend: ir.Value
+    ) -> Direct:
         """The FlashAttentionScore of a padded batch, to whose scores a bias is added."""  # (4)
         builder, info, given = self.builder, self.facts.info, input_of(self.node, offsets)
         shape = info.sizes(addend)
@@ -118,7 +126,9 @@ class _Conversion(DirectConversion):
 
         def batched(part: ir.Value, size: int) -> ir.Value:
             dtype = info.dtype(part)
-            nothing = builder.cast(builder.constant(np.zeros((1, 1, 1), np.float32), "number"), dtype or FLOAT)
+            nothing = builder.cast(
+                builder.constant(np.zeros((1, 1, 1), np.float32), "number"), dtype or FLOAT
+            )
             target = builder.concat([count, builder.ints([heads, size])], 0)
             put = builder.scatter_nd(builder.expand(nothing, target), pairs, part)
             wide = builder.concat([batch, rows, builder.ints([heads, size])], 0)
@@ -135,7 +145,9 @@ class _Conversion(DirectConversion):
             "real_shift": addend,
             "atten_mask": builder.reshape(mask, form),
         }
-        made = self._made(inputs, attrs | {"input_layout": "BSND", "pse_type": 0, "sparse_mode": 1}, operands)
+        made = self._made(
+            inputs, attrs | {"input_layout": "BSND", "pse_type": 0, "sparse_mode": 1}, operands
+        )
         by_row = builder.reshape(made.outputs[-1], [-1, heads * operands.width])
         outputs = ((self.node.outputs[0], builder.gather(by_row, places, 0)),)
         return Direct(made, outputs, "BSND", (heads, heads), mask="atten_mask+real_shift")
@@ -164,7 +176,9 @@ class _Conversion(DirectConversion):
         if bias is not None:  # (2)
             parts = [
                 self._sum(part, self._part(bias, start, start + width, 0), heads)
-                for part, start, width in zip(parts, np.cumsum([0, *widths[:2]]).tolist(), widths, strict=True)
+                for part, start, width in zip(
+                    parts, np.cumsum([0, *widths[:2]]).tolist(), widths, strict=True
+                )
             ]
         return self._of_heads(parts, widths, heads)
 
@@ -188,9 +202,14 @@ class _Conversion(DirectConversion):
     def _of_heads(self, parts: list[ir.Value], widths: list[int], heads: int) -> _Operands:
         """Operands of these widths as [T, N, D]."""
         if widths[0] != widths[1] or any(width % heads or not width for width in widths):
-            raise self.decline(f"query, key and value have the widths {widths}, which are not those of {heads} heads")
+            raise self.decline(
+                f"query, key and value have the widths {widths}, which are not those of {heads} heads"
+            )
         sizes = [width // heads for width in widths]
-        split = [self.builder.reshape(part, [0, heads, size]) for part, size in zip(parts, sizes, strict=True)]
+        split = [
+            self.builder.reshape(part, [0, heads, size])
+            for part, size in zip(parts, sizes, strict=True)
+        ]
         query, key, value = split
         return _Operands(query, key, value, sizes[0], sizes[2])
 

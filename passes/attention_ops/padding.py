@@ -1,19 +1,20 @@
-"""What com.microsoft's operators add to the scores in ONNX Runtime's CPU kernels: padding, causality and bias.
+"""What com.microsoft's operators add to the scores in ONNX Runtime's CPU kernels: padding,
+causality and bias.
 
     scores = (scale * q k' + attention_bias) + M
     M      = lowest              at causal positions: j > past + i, in every row but the last
            = mask_filter_value   at padded positions
            = 0                   elsewhere
 
-`lowest` is the lowest float32; a position that is causal and padded gets it instead of mask_filter_value. The last row
-is never causal. That makes a difference only where there are more new keys than rows, which is refused. A padding mask
-holds integers and has one of these forms:
+`lowest` is the lowest float32; a position that is causal and padded gets it instead of
+mask_filter_value. The last row is never causal. That makes a difference only where there are more
+new keys than rows, which is refused. A padding mask holds integers and has one of these forms:
 
     [B]         lengths: keys from a length on are padded
     [2 * B]     all ends, then all starts: keys from an end on are padded, and keys before a start
     [3 * B + 2] the lengths first, then numbers that only other kernels read
-    [B, T]      keys are padded where the mask is not positive. ONNX Runtime ignores [B, 1] beside more keys, and
-                refuses it beside a cache with room
+    [B, T]      keys are padded where the mask is not positive. ONNX Runtime ignores [B, 1] beside
+                more keys, and refuses it beside a cache with room
     [B, S, T]   the same for each row
 
     what                                        plan
@@ -54,12 +55,14 @@ from fa_compiler.passes.masks.score_ops import BiasOp, ExcludedPositions
 
 FILTER_FLOOR = -3e38
 BIAS_FLOOR = -1e38
-"""Sums above these are so far above `lowest` that a key with the score `lowest` has the probability 0."""
+"""Sums above these are so far above `lowest` that a key with the score `lowest` has the probability
+0."""
 
 
 @dataclass(frozen=True)
 class PreallocatedCache:
-    """A cache with room for more keys: it holds `before` keys and, after them, `rows` new ones, int64 [1] each."""
+    """A cache with room for more keys: it holds `before` keys and, after them, `rows` new ones,
+    int64 [1] each."""
 
     before: ir.Value
     rows: ir.Value
@@ -69,8 +72,8 @@ class PreallocatedCache:
 class ScoreBias:
     """The additions to the scores of one call.
 
-    `mask` and `bias` are inputs of the call, and `new` is the number of new keys. `past` is the tensor of the older
-    keys, or the cache with room that holds them and the new ones.
+    `mask` and `bias` are inputs of the call, and `new` is the number of new keys. `past` is the
+    tensor of the older keys, or the cache with room that holds them and the new ones.
     """
 
     call: OpConverter
@@ -110,15 +113,21 @@ class ScoreBias:
         return MaskPlan(bias=bias, missed=(self._missed(NO_EMPTY_ROWS_HINT),))
 
     def _check_order(self, padded: bool, causal: bool) -> tuple[str, ...]:
-        """What the user vouches for so that the bias may be added to M instead of to the scores. Raises Decline."""
+        """What the user vouches for so that the bias may be added to M instead of to the scores.
+        Raises Decline."""
         fills = ((self.filter, padded), (-FLOAT32_MAX, causal))
         numbers = [number for number, given in fills if given and number not in (0.0, -math.inf)]
         if self.bias is None or not numbers or (ends := self._finite_ends(self.bias)) is None:
             return ()
         low, high = ends
         needed = {
-            MASKS_DOMINATE: any(number <= -MAX_FINE and high > -number * SMALL_SHARE for number in numbers),
-            NO_EMPTY_ROWS: any(number > DOMINATING and max(abs(number), -low, high) >= MAX_FINE for number in numbers),
+            MASKS_DOMINATE: any(
+                number <= -MAX_FINE and high > -number * SMALL_SHARE for number in numbers
+            ),
+            NO_EMPTY_ROWS: any(
+                number > DOMINATING and max(abs(number), -low, high) >= MAX_FINE
+                for number in numbers
+            ),
         }
         wanted = [word for word, is_needed in needed.items() if is_needed]
         if set(wanted) <= self.call.options.assume:
@@ -126,7 +135,8 @@ class ScoreBias:
         raise self._depends_on_order(wanted)
 
     def _depends_on_order(self, wanted: Sequence[str]) -> Decline:
-        """The decline of sums whose order may matter, if the user does not vouch for these words."""
+        """The decline of sums whose order may matter, if the user does not vouch for these
+        words."""
         reasons = {
             MASKS_DOMINATE: "a bias as large as the number of masked keys would cancel it, and its size is not known",
             NO_EMPTY_ROWS: f"ONNX Runtime adds {self.filter:g} to the sum of scores and bias, which rounds a row that "
@@ -138,10 +148,13 @@ class ScoreBias:
         }
         reason = "; ".join(reasons[word] for word in wanted)
         condition = " and ".join(conditions[word] for word in wanted)
-        return self.call.decline(Code.MASK_VALUE, reason, f"--assume {','.join(wanted)} if {condition}")
+        return self.call.decline(
+            Code.MASK_VALUE, reason, f"--assume {','.join(wanted)} if {condition}"
+        )
 
     def _finite_ends(self, bias: ir.Value) -> tuple[float, float] | None:
-        """The smallest and the largest finite number a bias may hold; None where it holds 0 and infinities only."""
+        """The smallest and the largest finite number a bias may hold; None where it holds 0 and
+        infinities only."""
         values, bounds = self.call.facts.sets.of(bias), self.call.facts.bounds.unless_nan(bias)
         if values is None:
             return bounds or (-math.inf, math.inf)
@@ -155,7 +168,9 @@ class ScoreBias:
         """The number at padded positions."""
         return self.call.number("mask_filter_value", -10000.0)
 
-    def _plan_for_preallocated(self, past: PreallocatedCache, padded: ir.Value | None, band: Window | None) -> MaskPlan:
+    def _plan_for_preallocated(
+        self, past: PreallocatedCache, padded: ir.Value | None, band: Window | None
+    ) -> MaskPlan:
         """The plan for a cache with room, in which only the first keys count."""
         end = self.call.builder.add(past.before, past.rows)
         behind = ExcludedPositions(self.call.aligned(self.key_masks.mask_from(end), self.scores))
@@ -163,7 +178,10 @@ class ScoreBias:
         missed: tuple[Missed, ...] = ()
         if not self._stays_above() and not (padded is None and self.bias is None):
             if band is not None:
-                causal, missed = self.key_masks.mask_outside_band(band.low, band.high), (self._missed(None),)
+                causal, missed = (
+                    self.key_masks.mask_outside_band(band.low, band.high),
+                    (self._missed(None),),
+                )
             band = None
         plan = self.key_masks.plan(self.scores, [behind], self._sum(padded, causal), band)
         return replace(plan, empty_rows="", missed=(*plan.missed, *missed))
@@ -179,7 +197,10 @@ class ScoreBias:
             return MaskPlan(bias=self._sum(padded, None))
         addend = self.bias
         if padded is not None:
-            numbers = [builder.constant(np.array(x, dtype=np.float32), "number") for x in (self.filter, 0.0)]
+            numbers = [
+                builder.constant(np.array(x, dtype=np.float32), "number")
+                for x in (self.filter, 0.0)
+            ]
             addend = builder.op("Where", [padded, *numbers])
         if addend is None:
             return MaskPlan()
@@ -194,18 +215,24 @@ class ScoreBias:
                 "a row whose visible keys are all padded gives the mean of all values, which the product does not",
                 NO_EMPTY_ROWS_HINT,
             )
-        plan = self.key_masks.plan(self.scores, [ExcludedPositions(self.call.aligned(padded, self.scores))], (), band)
+        plan = self.key_masks.plan(
+            self.scores, [ExcludedPositions(self.call.aligned(padded, self.scores))], (), band
+        )
         if NO_EMPTY_ROWS in assume:
             return replace(plan, empty_rows="", assumed=(NO_EMPTY_ROWS,))
         return replace(plan, empty_rows="mean")
 
     def _stays_above(self) -> bool:
-        """Is the sum at every visible key so far above `lowest` that causal positions have no weight beside it?"""
+        """Is the sum at every visible key so far above `lowest` that causal positions have no
+        weight beside it?"""
         if self.mask is not None and self.filter < FILTER_FLOOR:
             return False
         if self.bias is None:
             return True
-        values, bounds = self.call.facts.sets.of(self.bias), self.call.facts.bounds.unless_nan(self.bias)
+        values, bounds = (
+            self.call.facts.sets.of(self.bias),
+            self.call.facts.bounds.unless_nan(self.bias),
+        )
         if not values and bounds is None:
             return False
         low = min(values or bounds or ())
@@ -214,17 +241,23 @@ class ScoreBias:
         return low >= 0.0
 
     def _sum(self, padded: ir.Value | None, causal: ir.Value | None) -> tuple[BiasOp, ...]:
-        """The bias that puts in the numbers of the given masks and then adds the call's own bias."""
+        """The bias that puts in the numbers of the given masks and then adds the call's own
+        bias."""
         operations: list[BiasOp] = []
         for mask, fill in ((padded, self.filter), (causal, -FLOAT32_MAX)):
             if mask is not None:
-                operations.append(ExcludedPositions(self.call.aligned(mask, self.scores)).filled(self.call.node, fill))
+                operations.append(
+                    ExcludedPositions(self.call.aligned(mask, self.scores)).filled(
+                        self.call.node, fill
+                    )
+                )
         if self.bias is not None:
             operations.append(self.call.adding(self._filled_up(self.bias, 0), self.scores))
         return tuple(operations)
 
     def _filled_up(self, value: ir.Value, filler: int) -> ir.Value:
-        """A mask or bias, padded with `filler` where a cache has room for more keys than it has columns."""
+        """A mask or bias, padded with `filler` where a cache has room for more keys than it has
+        columns."""
         columns = self.call.viewer.space.size(self.scores[3])
         if not isinstance(self.past, PreallocatedCache) or self.call.dim(value, -1) == columns:
             return value
@@ -244,19 +277,28 @@ class ScoreBias:
             return Window.of(None, 0)
         if isinstance(self.past, PreallocatedCache):
             return Window(Band(None, Dim.fresh()), None, self.past.before)
-        return Window(Band(None, self.call.dim(self.past, 2)), None, self.key_masks.length(DimRef(self.past, 2)))
+        return Window(
+            Band(None, self.call.dim(self.past, 2)),
+            None,
+            self.key_masks.length(DimRef(self.past, 2)),
+        )
 
-    # -- padding masks ----------------------------------------------------------------------------------
+    # -- padding masks
+    # ----------------------------------------------------------------------------------
 
     def _padded(self, mask: ir.Value) -> ir.Value | None:
-        """True where a key is padded, in a shape that broadcasts to the scores; None where the mask is ignored."""
+        """True where a key is padded, in a shape that broadcasts to the scores; None where the mask
+        is ignored."""
         call, builder = self.call, self.call.builder
         shape = call.shape(mask)
         columns = call.viewer.space.size(self.scores[3])
         if len(shape) == 1:
             return self._by_lengths(mask, shape[0])
         if len(shape) > 3:
-            raise call.decline(Code.READY_MADE, f"a mask of rank {len(shape)}, which ONNX Runtime does not take here")
+            raise call.decline(
+                Code.READY_MADE,
+                f"a mask of rank {len(shape)}, which ONNX Runtime does not take here",
+            )
         room = isinstance(self.past, PreallocatedCache)
         # The softmax over a single key is 1 where the sum of its score and the number is finite.
         finite = abs(self.filter) < -FILTER_FLOOR
@@ -276,11 +318,13 @@ class ScoreBias:
 
     @staticmethod
     def _is_as_long(size: Dim, columns: Dim) -> bool:
-        """Is a mask as wide as the keys in every run? ONNX Runtime accepts no other width, except 1."""
+        """Is a mask as wide as the keys in every run? ONNX Runtime accepts no other width, except
+        1."""
         return size == columns or size.never_one
 
     def _by_lengths(self, mask: ir.Value, count: Dim) -> ir.Value:
-        """The keys that a vector of `count` lengths says are padded. Raises Decline where its form is not known."""
+        """The keys that a vector of `count` lengths says are padded. Raises Decline where its form
+        is not known."""
         call, builder = self.call, self.call.builder
         batch = call.shape(call.required_input(0))[0]
         if count == batch:
@@ -288,7 +332,9 @@ class ScoreBias:
         if count == batch * 2:
             pairs = builder.reshape(mask, [2, -1])
             ends, starts = (
-                builder.op("Gather", [pairs, builder.constant(np.array(side, dtype=np.int64), "number")])
+                builder.op(
+                    "Gather", [pairs, builder.constant(np.array(side, dtype=np.int64), "number")]
+                )
                 for side in (0, 1)
             )
             return builder.or_(self.key_masks.mask_from(ends), self.key_masks.mask_before(starts))
@@ -296,4 +342,6 @@ class ScoreBias:
             end = self.key_masks.length(self.key_masks.batch)
             lengths = builder.slice(mask, [0], end, [0])
             return self.key_masks.mask_from(lengths)
-        raise call.decline(Code.SHAPE, f"the length of {mask.name!r} is not proven to be a multiple of the batch")
+        raise call.decline(
+            Code.SHAPE, f"the length of {mask.name!r} is not proven to be a multiple of the batch"
+        )

@@ -1,20 +1,21 @@
-"""PagedAttention of com.microsoft: packed sequences whose keys and values lie in the pages of a cache.
+"""PagedAttention of com.microsoft: packed sequences whose keys and values lie in the pages of a
+cache.
 
-    output, key_cache_out, value_cache_out = PagedAttention(query, key, value, key_cache, value_cache,
-        cumulative_sequence_length, past_seqlens, block_table, cos_cache, sin_cache, slot_mapping, head_sink,
-        q_norm_weight, k_norm_weight, k_scale, v_scale, attention_metadata)
+    output, key_cache_out, value_cache_out = PagedAttention(query, key, value, key_cache,
+        value_cache, cumulative_sequence_length, past_seqlens, block_table, cos_cache, sin_cache,
+        slot_mapping, head_sink, q_norm_weight, k_norm_weight, k_scale, v_scale, attention_metadata)
 
-    1  keys                 those of the positions 0 to past_seqlens + i, read by block_table; with is_causal 0 those of
-                            the later tokens, too
-    2  local_window_size    w keys at most, the token's own one included; where the attention is not causal, it leaves
-                            out only those before
+    1  keys                 those of the positions 0 to past_seqlens + i, read by block_table; with
+                            is_causal 0 those of the later tokens, too
+    2  local_window_size    w keys at most, the token's own one included; where the attention is not
+                            causal, it leaves out only those before
     3  head_sink            one more score in every row, as softcap that of FlashAttentionScore
 
-The operands are those of cached_call.py, the caches those of paged_call.py. They become FlashAttentionScore with the
-layout TND, on the target ort: ONNX Runtime has no CPU kernel for them. A Gather reads the keys that some row attends,
-without those before the window (pages.py). Sequences of one token are left to IncreFlashAttention where it takes them
-(single_tokens.py): it reads the pages where they lie. A run in which a key that a row attends lies in no page ends in
-an error.
+The operands are those of cached_call.py, the caches those of paged_call.py. They become
+FlashAttentionScore with the layout TND, on the target ort: ONNX Runtime has no CPU kernel for them.
+A Gather reads the keys that some row attends, without those before the window (pages.py). Sequences
+of one token are left to IncreFlashAttention where it takes them (single_tokens.py): it reads the
+pages where they lie. A run in which a key that a row attends lies in no page ends in an error.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class _Conversion(PagedCall):
         if single is not None:
             out = self._with_single(out, single, given)
         outputs = self.outputs(out, given.caches)
-        return Direct(made, outputs, "TND", (self.sizes.heads, self.sizes.kv_heads), mask=self._mask_label)
+        return Direct(
+            made, outputs, "TND", (self.sizes.heads, self.sizes.kv_heads), mask=self._mask_label
+        )
 
     @property
     def _mask_label(self) -> str:

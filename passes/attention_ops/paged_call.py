@@ -1,18 +1,23 @@
 """The caches of PagedAttention and SparsePagedAttention of com.microsoft, which lie in pages.
 
     1  positions            token i of a sequence has the position past_seqlens + i
-    2  caches               [blocks, tokens, K, D]. The new keys and values are written into them first: each at its
-                            place in block_table, or where slot_mapping says. Below 0 the latter writes nothing
-    3  int8 caches          a number x is written as x / scale, rounded and saturated, and read as itself times scale
-    4  LATENT               there is one cache and one key head. Values are the first v_head_size elements of the keys
+    2  caches               [blocks, tokens, K, D]. The new keys and values are written into them
+                            first: each at its place in block_table, or where slot_mapping says.
+                            Below 0 the latter writes nothing
+    3  int8 caches          a number x is written as x / scale, rounded and saturated, and read as
+                            itself times scale
+    4  LATENT               there is one cache and one key head. Values are the first v_head_size
+                            elements of the keys
 
-A ScatterND writes the caches; it copies a cache only if input and output are bound to different memory.
-attention_metadata is a hint to the runtime and changes no result. The operands are those of cached_call.py.
+A ScatterND writes the caches; it copies a cache only if input and output are bound to different
+memory. attention_metadata is a hint to the runtime and changes no result. The operands are those of
+cached_call.py.
 
-A run with rows behind the last sequence ends in an error whose node says so (ALL_ROWS): they belong to no sequence.
+A run with rows behind the last sequence ends in an error whose node says so (ALL_ROWS): they belong
+to no sequence.
 
-Refused: caches that no output hands on, or one that nothing reads, because an input would have to change; caches of
-other types; sizes that are not known before the model runs; an opset below 16.
+Refused: caches that no output hands on, or one that nothing reads, because an input would have to
+change; caches of other types; sizes that are not known before the model runs; an opset below 16.
 """
 
 from __future__ import annotations
@@ -41,7 +46,8 @@ CACHE_NAMES = {ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16",
 
 @dataclass(frozen=True)
 class Prepared:
-    """The query [T, heads, size] as it meets the keys, the tokens of the run, and the caches with the new keys."""
+    """The query [T, heads, size] as it meets the keys, the tokens of the run, and the caches with
+    the new keys."""
 
     query: ir.Value
     tokens: Rows
@@ -64,7 +70,8 @@ class PagedCall(CachedCall):
                     is_read(output) for output in handed_on
                 )
                 or len(handed_on) < (1 if self.is_latent else 2),
-                f"opset {self.builder.opset} has no ScatterElements that adds": self.builder.opset < ADDING_SINCE,
+                f"opset {self.builder.opset} has no ScatterElements that adds": self.builder.opset
+                < ADDING_SINCE,
             }
         )
         if reason is not None:
@@ -73,7 +80,10 @@ class PagedCall(CachedCall):
     @cached_property
     def sizes(self) -> Sizes:
         """The heads and their sizes. Raises Decline where they are not known."""
-        heads, kv_heads = int_attr(self.node, "num_heads", 0), int_attr(self.node, "kv_num_heads", 0)
+        heads, kv_heads = (
+            int_attr(self.node, "num_heads", 0),
+            int_attr(self.node, "kv_num_heads", 0),
+        )
         size = self.width(self.required("key_cache"), 4)
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
             raise self.decline(f"its num_heads is {heads} and its kv_num_heads {kv_heads}")
@@ -91,7 +101,8 @@ class PagedCall(CachedCall):
         given = [name for name in ("value", "value_cache") if self.input(name) is not None]
         reason = first_reason(
             {
-                f"its v_head_size is {width} beside a head size of {size}": not 0 < width <= size or not self.is_latent,
+                f"its v_head_size is {width} beside a head size of {size}": not 0 < width <= size
+                or not self.is_latent,
                 f"its LATENT cache has {kv_heads} key heads": kv_heads != 1,
                 f"its LATENT cache has a {' and a '.join(given)} beside it": bool(given),
                 "its v_head_size is not the head size, and no scale is given": width != size
@@ -104,7 +115,9 @@ class PagedCall(CachedCall):
     @cached_property
     def sequences(self) -> Sequences:
         """The sequences of a run."""
-        return Sequences.of(self.builder, self.required("cumulative_sequence_length"), self.required("past_seqlens"))
+        return Sequences.of(
+            self.builder, self.required("cumulative_sequence_length"), self.required("past_seqlens")
+        )
 
     @cached_property
     def pages(self) -> Pages:
@@ -112,8 +125,9 @@ class PagedCall(CachedCall):
         return Pages.of(self.builder, self.required("block_table"), self.required("key_cache"))
 
     def split_heads(self, part: ir.Value, heads: int) -> ir.Value:
-        """Query, key or value as [T, heads, size], where T is the number of tokens in all sequences. The node's name,
-        which the error of a run with other rows has, says what is wrong there."""
+        """Query, key or value as [T, heads, size], where T is the number of tokens in all
+        sequences. The node's name, which the error of a run with other rows has, says what is wrong
+        there."""
         sizes = [self.sequences.tokens().count, self.builder.ints([heads, self.sizes.size])]
         rows = self.builder.reshape(part, self.builder.concat(sizes, 0))
         node = certain(rows.producer())
@@ -126,40 +140,62 @@ class PagedCall(CachedCall):
         sizes, tokens = self.sizes, self.sequences.tokens()
         query, key, *value = self.operands()
         positions = tokens.positions  # (1)
-        query, key = self.placed(query, "q", sizes.heads, positions), self.placed(key, "k", sizes.kv_heads, positions)
+        query, key = (
+            self.placed(query, "q", sizes.heads, positions),
+            self.placed(key, "k", sizes.kv_heads, positions),
+        )
         return Prepared(query, tokens, self._written([key, *value], tokens))
 
-    # -- the caches ------------------------------------------------------------------------------------
+    # -- the caches
+    # ------------------------------------------------------------------------------------
 
     def _written(self, rows: list[ir.Value], tokens: Rows) -> list[ir.Value]:
         """The caches with the new keys and values."""
         builder, given = self.builder, self.input("slot_mapping")
         caches = [self.required(name) for name in CACHES[: len(rows)]]
-        stored = [self._stored(*pair, place) for place, pair in enumerate(zip(rows, caches, strict=True))]
+        stored = [
+            self._stored(*pair, place) for place, pair in enumerate(zip(rows, caches, strict=True))
+        ]
         slots = self.pages.slots(tokens) if given is None else builder.cast(given, INT64)
         if given is not None:  # (2)
             is_wanted = builder.greater_or_equal(slots, builder.ints([0]))
-            slots, *stored = (builder.op("Compress", [value, is_wanted], {"axis": 0}) for value in (slots, *stored))
-        return [self.pages.write(cache, value, slots) for cache, value in zip(caches, stored, strict=True)]
+            slots, *stored = (
+                builder.op("Compress", [value, is_wanted], {"axis": 0})
+                for value in (slots, *stored)
+            )
+        return [
+            self.pages.write(cache, value, slots)
+            for cache, value in zip(caches, stored, strict=True)
+        ]
 
     def _stored(self, rows: ir.Value, cache: ir.Value, place: int) -> ir.Value:
-        """New keys or values as the cache holds them. Raises Decline for a cache of another type."""
+        """New keys or values as the cache holds them. Raises Decline for a cache of another
+        type."""
         builder, letter, kind = self.builder, "kv"[place], self.dtype(cache)
-        named, quantised = (text_attr(self.node, f"{letter}_{what}", "") for what in ("cache_dtype", "quant_type"))
+        named, quantised = (
+            text_attr(self.node, f"{letter}_{what}", "") for what in ("cache_dtype", "quant_type")
+        )
         if kind not in (self.kind, INT8) or named not in ("", CACHE_NAMES.get(kind)):
             raise self.decline(f"its {CACHES[place]} is of another type than query and int8")
         scale = self._scale(place)
         if (scale is None) != (kind != INT8) or (scale is None) != (quantised in ("", "NONE")):
-            raise self.decline(f"its {letter}_quant_type {quantised!r}, {letter}_scale and cache do not fit together")
+            raise self.decline(
+                f"its {letter}_quant_type {quantised!r}, {letter}_scale and cache do not fit together"
+            )
         if scale is None:
             return rows
         shares = builder.div(builder.cast(rows, FLOAT), scale)  # (3)
-        low, high = (builder.constant(np.array(number, np.float32), "number") for number in (-128, 127))
+        low, high = (
+            builder.constant(np.array(number, np.float32), "number") for number in (-128, 127)
+        )
         return builder.cast(builder.op("Clip", [builder.op("Round", [shares]), low, high]), INT8)
 
     def _scale(self, place: int) -> ir.Value | None:
         """The scale of the keys or the values of int8, which broadcasts to [T, heads, size]."""
-        scale, kind = self.input(f"{'kv'[place]}_scale"), text_attr(self.node, f"{'kv'[place]}_quant_type", "NONE")
+        scale, kind = (
+            self.input(f"{'kv'[place]}_scale"),
+            text_attr(self.node, f"{'kv'[place]}_quant_type", "NONE"),
+        )
         if scale is None or kind not in ("PER_TENSOR", "PER_CHANNEL"):
             return None
         shape = [1] if kind == "PER_TENSOR" else [self.sizes.kv_heads, -1]
@@ -176,7 +212,8 @@ class PagedCall(CachedCall):
             return rows[0], rows[1]
         if sizes.width == sizes.size:
             return rows[0], rows[0]
-        return rows[0], self.builder.split(rows[0], 2, [sizes.width, sizes.size - sizes.width])[0]  # (4)
+        # (4)
+        return rows[0], self.builder.split(rows[0], 2, [sizes.width, sizes.size - sizes.width])[0]
 
     def _plain(self, rows: ir.Value, place: int) -> ir.Value:
         """Keys or values as the cache holds them, in the type of query."""
@@ -188,4 +225,6 @@ class PagedCall(CachedCall):
     def outputs(self, out: ir.Value, caches: list[ir.Value]) -> Outputs:
         """A result [T, heads, width] and the caches, for the places of the outputs."""
         shape = self.builder.ints([0, self.sizes.heads * self.sizes.width])
-        return tuple(zip(self.node.outputs, (self.builder.reshape(out, shape), *caches), strict=False))
+        return tuple(
+            zip(self.node.outputs, (self.builder.reshape(out, shape), *caches), strict=False)
+        )

@@ -1,10 +1,12 @@
-"""Packed sequences whose keys lie in the pages of a cache: where each token and each key is, in plain operators.
+"""Packed sequences whose keys lie in the pages of a cache: where each token and each key is, in
+plain operators.
 
-A block table [B, blocks of a sequence] names the block of each position: position p of sequence b is in block
-table[b, p // size], at p % size. A number below 0 stands for no page. A run that reads or writes there ends in an error
-of GatherND, Gather or ScatterND, because the number becomes one that no cache has. So does a run in which a sequence
-with tokens has a number of earlier keys below 0: ONNX's indices count from the end there, so that its keys would be
-written into the pages of others.
+A block table [B, blocks of a sequence] names the block of each position: position p of sequence b
+is in block table[b, p // size], at p % size. A number below 0 stands for no page. A run that reads
+or writes there ends in an error of GatherND, Gather or ScatterND, because the number becomes one
+that no cache has. So does a run in which a sequence with tokens has a number of earlier keys below
+0: ONNX's indices count from the end there, so that its keys would be written into the pages of
+others.
 
 What is computed has one number for each token or key, and none for each pair of them.
 """
@@ -27,7 +29,8 @@ NO_POSITION = int(np.iinfo(np.int32).min)
 
 
 def refused_below_zero(builder: Builder, positions: ir.Value) -> ir.Value:
-    """First positions, int64 [B], of which one below 0 becomes one that no index and no number of keys can have."""
+    """First positions, int64 [B], of which one below 0 becomes one that no index and no number of
+    keys can have."""
     is_malformed = builder.less(positions, builder.ints([0]))
     return builder.where(is_malformed, builder.ints([NO_POSITION]), positions)
 
@@ -36,8 +39,8 @@ def refused_below_zero(builder: Builder, positions: ir.Value) -> ir.Value:
 class Rows:
     """Rows that belong to the sequences, end to end: tokens or keys. All are int64.
 
-    `ends` [B] says where the rows of each sequence end, and `count` [1] how many there are. `owner` [count] is the
-    sequence of each row, and `positions` [count] its position in that sequence.
+    `ends` [B] says where the rows of each sequence end, and `count` [1] how many there are. `owner`
+    [count] is the sequence of each row, and `positions` [count] its position in that sequence.
     """
 
     ends: ir.Value
@@ -47,7 +50,8 @@ class Rows:
 
     @staticmethod
     def of(builder: Builder, ends: ir.Value, begins: ir.Value, first: ir.Value) -> Rows:
-        """The rows of sequences that begin at the rows `begins` with the positions `first`, int64 [B]."""
+        """The rows of sequences that begin at the rows `begins` with the positions `first`, int64
+        [B]."""
         count = builder.slice(ends, [-1], [LARGEST], [0])
         places = builder.add(count, builder.ints([1]))
         zeros = builder.expand(builder.ints([0]), places)
@@ -62,7 +66,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class Sequences:
-    """The sequences of a run: where the tokens of each begin and end, and how many keys it has before, int64 [B]."""
+    """The sequences of a run: where the tokens of each begin and end, and how many keys it has
+    before, int64 [B]."""
 
     builder: Builder
     begins: ir.Value
@@ -74,7 +79,9 @@ class Sequences:
         """Those of cumulative_sequence_length [B + 1] and past_seqlens [B]."""
         wide = builder.cast(limits, INT64)
         begins, ends = builder.slice(wide, [0], [-1], [0]), builder.slice(wide, [1], [LARGEST], [0])
-        return Sequences(builder, begins, ends, refused_below_zero(builder, builder.cast(past, INT64)))
+        return Sequences(
+            builder, begins, ends, refused_below_zero(builder, builder.cast(past, INT64))
+        )
 
     @property
     def is_single(self) -> ir.Value:
@@ -87,8 +94,8 @@ class Sequences:
         return Rows.of(self.builder, self.ends, self.begins, self.past)
 
     def keys(self, window: int, least: int) -> Rows:
-        """The keys that some token attends, which sees `window` of them at most; all where that is below 0. A sequence
-        of fewer than `least` tokens has none."""
+        """The keys that some token attends, which sees `window` of them at most; all where that is
+        below 0. A sequence of fewer than `least` tokens has none."""
         builder, zero = self.builder, self.builder.ints([0])
         new = builder.sub(self.ends, self.begins)
         first = builder.mul(self.past, zero)
@@ -106,7 +113,8 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Pages:
-    """A block table without numbers below 0, int32 [B, blocks of a sequence], and the size of a block, int64 [1]."""
+    """A block table without numbers below 0, int32 [B, blocks of a sequence], and the size of a
+    block, int64 [1]."""
 
     builder: Builder
     table: ir.Value
@@ -115,7 +123,9 @@ class Pages:
     @staticmethod
     def of(builder: Builder, table: ir.Value, cache: ir.Value) -> Pages:
         """Those of a block table, int32, and a cache [blocks, tokens, heads, size]."""
-        zero, absent = (builder.constant(np.array(number, np.int32), "number") for number in (0, NO_PAGE))
+        zero, absent = (
+            builder.constant(np.array(number, np.int32), "number") for number in (0, NO_PAGE)
+        )
         is_absent = builder.less(table, zero)
         safe = builder.where(is_absent, absent, table)
         return Pages(builder, safe, builder.dimension(cache, 1))

@@ -2,16 +2,18 @@
 
     query | key | value = input [B, S, I] x weights [I, N * D + N * D + N * E] + bias
                           cut as qkv_hidden_sizes says, else into three equal parts
-                          QAttention takes input and weights as 8-bit integers, with a scale and a zero point each; the
-                          product is a MatMulIntegerToFloat, which gives the same bits. Everything after it is in floats
+                          QAttention takes input and weights as 8-bit integers, with a scale and a
+                          zero point each; the product is a MatMulIntegerToFloat, which gives the
+                          same bits. Everything after it is in floats
     mask_index, attention_bias, unidirectional, mask_filter_value
                           padding.py
     past [2, B, N, P, D]  keys and values, concatenated in front of the new ones; present likewise
 
 past_sequence_length matters only where past and present share a buffer.
 
-Refused: do_rotary, and a shared buffer, which ONNX Runtime's CPU kernel does not take either; QAttention on Ascend,
-which has no MatMulIntegerToFloat, and in float16, for which that operator has no CPU kernel.
+Refused: do_rotary, and a shared buffer, which ONNX Runtime's CPU kernel does not take either;
+QAttention on Ascend, which has no MatMulIntegerToFloat, and in float16, for which that operator has
+no CPU kernel.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ WEIGHTS, BIAS = 1, 2
 
 @dataclass(frozen=True)
 class InputIndices:
-    """The indices of the inputs that differ between the two operators. `quantisation` are scale and zero point of the
-    input, then those of the weights."""
+    """The indices of the inputs that differ between the two operators. `quantisation` are scale and
+    zero point of the input, then those of the weights."""
 
     mask: int
     past: int
@@ -61,7 +63,9 @@ def convert_quantised(call: OpConverter) -> ConvertedOp:
 def _converted(call: OpConverter, places: InputIndices) -> ConvertedOp:
     node, builder = call.node, call.builder
     if int_attr(node, "do_rotary", 0):
-        raise call.decline(Code.READY_MADE, "do_rotary: rotary positions inside the operator are not taken apart")
+        raise call.decline(
+            Code.READY_MADE, "do_rotary: rotary positions inside the operator are not taken apart"
+        )
     if int_attr(node, "past_present_share_buffer", 0):
         reason = "past and present share a buffer, which ONNX Runtime's CPU kernel does not take"
         raise call.decline(Code.READY_MADE, reason)
@@ -90,25 +94,41 @@ def _widths(call: OpConverter) -> list[int]:
         return list(attr.as_ints())
     total = call.size(call.required_input(WEIGHTS), -1)
     if total is None or total % 3:
-        raise call.decline(Code.SHAPE, "the width of the projection is not known before the model runs")
+        raise call.decline(
+            Code.SHAPE, "the width of the projection is not known before the model runs"
+        )
     return [total // 3] * 3
 
 
-def _projected(call: OpConverter, widths: list[int], quantisation: tuple[int, int, int, int] | None) -> list[ir.Value]:
+def _projected(
+    call: OpConverter, widths: list[int], quantisation: tuple[int, int, int, int] | None
+) -> list[ir.Value]:
     """Query, key and value, [B, S, width] each."""
-    builder, operands, bias = call.builder, [call.required_input(0), call.required_input(WEIGHTS)], call.input(BIAS)
+    builder, operands, bias = (
+        call.builder,
+        [call.required_input(0), call.required_input(WEIGHTS)],
+        call.input(BIAS),
+    )
     if quantisation is None:
         made = builder.op("MatMul", operands)
         if bias is not None:
             made = builder.add(made, bias)
     else:
-        scale, zero_point, weight_scale, weight_zero_point = (call.input(index) for index in quantisation)
+        scale, zero_point, weight_scale, weight_zero_point = (
+            call.input(index) for index in quantisation
+        )
         if scale is None or call.info.dtype(scale) != ir.DataType.FLOAT:
-            raise call.decline(Code.READY_MADE, "a quantised product has a CPU kernel for float32 results only")
+            raise call.decline(
+                Code.READY_MADE, "a quantised product has a CPU kernel for float32 results only"
+            )
         inputs = [*operands, scale, weight_scale, zero_point, weight_zero_point, bias]
-        made = builder.op("MatMulIntegerToFloat", inputs, dtype=ir.DataType.FLOAT, domain=call.node.domain)
+        made = builder.op(
+            "MatMulIntegerToFloat", inputs, dtype=ir.DataType.FLOAT, domain=call.node.domain
+        )
     ends = np.cumsum([0, *widths])
-    return [part_of(call, made, int(ends[index]), int(ends[index + 1]), axis=2) for index in range(3)]
+    return [
+        part_of(call, made, int(ends[index]), int(ends[index + 1]), axis=2) for index in range(3)
+    ]
 
 
 def _half(call: OpConverter, past: ir.Value, index: int) -> ir.Value:

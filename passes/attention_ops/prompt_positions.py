@@ -1,9 +1,10 @@
 """Positions that a GroupQueryAttention with rotary positions is given, and does not read.
 
-Without a past ONNX Runtime takes a prompt, and reads only the first number of position_ids: row i of every batch entry
-is turned by position_ids[0, 0] + i (rotary.py). The rewrites of transformers 5 (`ort_fusions="cpu"`) make a table of
-the cosines and sines of all tokens, and as position_ids they number the tokens of the whole batch. Every batch entry is
-then turned by the positions of the first one. Fusing does not change that, so it is a remark and no reason to decline.
+Without a past ONNX Runtime takes a prompt, and reads only the first number of position_ids: row i
+of every batch entry is turned by position_ids[0, 0] + i (rotary.py). The rewrites of transformers 5
+(`ort_fusions="cpu"`) make a table of the cosines and sines of all tokens, and as position_ids they
+number the tokens of the whole batch. Every batch entry is then turned by the positions of the first
+one. Fusing does not change that, so it is a remark and no reason to decline.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ PAST_KEY = 3
 
 
 def unread_positions(graph: ir.Graph, facts: Facts) -> list[ir.Node]:
-    """The nodes that read only the first of their positions, where the others are not proven to follow it."""
-    return [node for node in graph if _reads_first_position(node) and not _follow_first(node, facts)]
+    """The nodes that read only the first of their positions, where the others are not proven to
+    follow it."""
+    return [
+        node for node in graph if _reads_first_position(node) and not _follow_first(node, facts)
+    ]
 
 
 def note_on_positions(nodes: list[ir.Node]) -> str:
@@ -42,7 +46,9 @@ def note_on_positions(nodes: list[ir.Node]) -> str:
     first = nodes[0]
     others = f" (and {len(nodes) - 1} more)" if len(nodes) > 1 else ""
     positions = certain(input_of(first, POSITIONS))
-    decisive = first_of([repr(value.name) for value in _inputs_of_positions(first)] or [repr(positions.name)])
+    decisive = first_of(
+        [repr(value.name) for value in _inputs_of_positions(first)] or [repr(positions.name)]
+    )
     return (
         f"{label(first)}{others}: GroupQueryAttention without a past reads only the first number of its position_ids "
         f"({positions.name!r}), and turns all batch entries by the same angles. Where {decisive} differs between batch "
@@ -53,7 +59,11 @@ def note_on_positions(nodes: list[ir.Node]) -> str:
 
 
 def _reads_first_position(node: ir.Node) -> bool:
-    if node.op_type != "GroupQueryAttention" or node.domain != DOMAIN or int_attr(node, "do_rotary", 0) != 1:
+    if (
+        node.op_type != "GroupQueryAttention"
+        or node.domain != DOMAIN
+        or int_attr(node, "do_rotary", 0) != 1
+    ):
         return False
     return input_of(node, PAST_KEY) is None and input_of(node, POSITIONS) is not None
 
@@ -80,4 +90,8 @@ def _inputs_of_positions(node: ir.Node) -> Iterator[ir.Value]:
         made_by = value.producer()
         return () if made_by is None or reads_shape(made_by) else operands(made_by)
 
-    return (value for value in reached(starts, further) if value.is_graph_input() and not is_weight(value))
+    return (
+        value
+        for value in reached(starts, further)
+        if value.is_graph_input() and not is_weight(value)
+    )

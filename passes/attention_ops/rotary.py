@@ -1,13 +1,14 @@
 """Rotary positions, taken out of an attention operator and applied in front of it.
 
-For ONNX Runtime they become com.microsoft RotaryEmbedding, which runs the same kernel. Ascend does not have this
-operator, so that for Ascend they are written out in plain operators.
+For ONNX Runtime they become com.microsoft RotaryEmbedding, which runs the same kernel. Ascend does
+not have this operator, so that for Ascend they are written out in plain operators.
 
 The position of row i in batch entry b is
 
     before[b] + i               without position_ids; `before` is 0 in a prompt (group_cache.py)
     position_ids[b, i]          with position_ids, after a past
-    position_ids[0, 0] + i      with position_ids, in a prompt, where ONNX Runtime reads only the first number
+    position_ids[0, 0] + i      with position_ids, in a prompt, where ONNX Runtime reads only the
+                                first number
 
 The width of the cosine and sine tables says how many elements of each head are rotated.
 """
@@ -54,7 +55,9 @@ class Rotary:
         cos, sin = call.required_input(COS), call.required_input(SIN)
         width, half = call.size(value, -1), call.size(cos, -1)
         if width is None or half is None:
-            raise call.decline(Code.SHAPE, "how much of each head is turned is not known before the model runs")
+            raise call.decline(
+                Code.SHAPE, "how much of each head is turned is not known before the model runs"
+            )
         interleaved = int_attr(call.node, "rotary_interleaved", 0)
         if call.options.target != "ort":
             return self._written_out(value, heads, width // heads, 2 * half, interleaved == 1)
@@ -62,9 +65,13 @@ class Rotary:
         if 2 * half * heads != width:
             attrs |= {"num_heads": heads, "rotary_embedding_dim": 2 * half}
         inputs = [value, self.positions, cos, sin]
-        return call.builder.op("RotaryEmbedding", inputs, attrs, dtype=call.info.dtype(value), domain=DOMAIN)
+        return call.builder.op(
+            "RotaryEmbedding", inputs, attrs, dtype=call.info.dtype(value), domain=DOMAIN
+        )
 
-    def _written_out(self, value: ir.Value, heads: int, size: int, part: int, interleaved: bool) -> ir.Value:
+    def _written_out(
+        self, value: ir.Value, heads: int, size: int, part: int, interleaved: bool
+    ) -> ir.Value:
         builder = self.call.builder
         cos, sin = (
             builder.unsqueeze(builder.gather(table, self.positions, 0), (2,))

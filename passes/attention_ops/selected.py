@@ -1,4 +1,5 @@
-"""The lists of selected keys of SparsePagedAttention and DynamicSparseAttention, as SparseFlashAttention takes them."""
+"""The lists of selected keys of SparsePagedAttention and DynamicSparseAttention, as
+SparseFlashAttention takes them."""
 
 from __future__ import annotations
 
@@ -10,12 +11,15 @@ from fa_compiler.passes.attention_ops.direct import DirectConversion
 INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
 
 
-def selected_entries(conversion: DirectConversion, given: ir.Value, counts: ir.Value, own: ir.Value | None) -> ir.Value:
-    """The positions in the lists `given` [T, entries], of which `counts` [T] count, int32 [T, entries].
+def selected_entries(
+    conversion: DirectConversion, given: ir.Value, counts: ir.Value, own: ir.Value | None
+) -> ir.Value:
+    """The positions in the lists `given` [T, entries], of which `counts` [T] count, int32 [T,
+    entries].
 
-    Behind those that count there is -1, which ends a list. With `own`, the positions of the tokens, int64 [T], a later
-    position becomes one behind all keys, which the operator passes over. Its own causal mode would end each list after
-    as many entries as the token sees keys.
+    Behind those that count there is -1, which ends a list. With `own`, the positions of the tokens,
+    int64 [T], a later position becomes one behind all keys, which the operator passes over. Its own
+    causal mode would end each list after as many entries as the token sees keys.
     """
     builder, shape = conversion.builder, conversion.facts.info.sizes(given)
     if len(shape) != 2:

@@ -1,14 +1,17 @@
-"""Sequences of one token among packed ones: IncreFlashAttention reads their keys in the pages where they lie.
+"""Sequences of one token among packed ones: IncreFlashAttention reads their keys in the pages where
+they lie.
 
-    the sequences of one token   their queries, rows of the block table and lengths, behind an entry without keys: the
-                                 operator refuses a batch without entries
-    all others                   FlashAttentionScore, in which the former have no keys and get rows of 0
-    the result                   that of FlashAttentionScore, into which the rows of IncreFlashAttention are written
+    the sequences of one token   their queries, rows of the block table and lengths, behind an entry
+                                 without keys: the operator refuses a batch without entries
+    all others                   FlashAttentionScore, in which the former have no keys and get rows
+                                 of 0
+    the result                   that of FlashAttentionScore, into which the rows of
+                                 IncreFlashAttention are written
 
-The two give the same: a single token is the last one of its sequence and sees all keys, causal or not. For a window the
-block table begins with the page of the first key in it, and a mask excludes the keys in front of it in that page.
-IncreFlashAttention has no sink, and pages of limited sizes only; where these are needed, the keys of all sequences are
-gathered.
+The two give the same: a single token is the last one of its sequence and sees all keys, causal or
+not. For a window the block table begins with the page of the first key in it, and a mask excludes
+the keys in front of it in that page. IncreFlashAttention has no sink, and pages of limited sizes
+only; where these are needed, the keys of all sequences are gathered.
 """
 
 from __future__ import annotations
@@ -19,7 +22,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.op_registry.ops.incre_flash_attention import MAX_BLOCK, MAX_D, MAX_GROUP, MAX_N, MAX_PAGE_WIDTH
+from fa_compiler.op_registry.ops.incre_flash_attention import (
+    MAX_BLOCK,
+    MAX_D,
+    MAX_GROUP,
+    MAX_N,
+    MAX_PAGE_WIDTH,
+)
 from fa_compiler.passes.algebra.symbolic import consts
 from fa_compiler.passes.attention_ops.pages import NO_PAGE, Pages, Sequences
 from fa_compiler.passes.emit.build import Builder
@@ -30,18 +39,29 @@ PAGE_UNIT = 16
 
 
 def takes_pages(heads: int, kv_heads: int, size: int, block_size: int | None) -> bool:
-    """Does IncreFlashAttention take pages of this many tokens, which is None where it may differ between runs?"""
-    fits = size <= MAX_D and kv_heads <= MAX_N and heads <= MAX_GROUP * kv_heads and kv_heads * size <= MAX_PAGE_WIDTH
-    return fits and block_size is not None and 0 < block_size <= MAX_BLOCK and block_size % PAGE_UNIT == 0
+    """Does IncreFlashAttention take pages of this many tokens, which is None where it may differ
+    between runs?"""
+    fits = (
+        size <= MAX_D
+        and kv_heads <= MAX_N
+        and heads <= MAX_GROUP * kv_heads
+        and kv_heads * size <= MAX_PAGE_WIDTH
+    )
+    return (
+        fits
+        and block_size is not None
+        and 0 < block_size <= MAX_BLOCK
+        and block_size % PAGE_UNIT == 0
+    )
 
 
 @dataclass(frozen=True)
 class SingleTokens:
     """The sequences of one token.
 
-    `tokens` int64 [count] are the tokens. Behind an entry without keys, `table` int32 [count + 1, blocks] has the rows
-    of the block table, `lengths` int64 [count + 1] the numbers of keys, and `excluded`, booleans [count + 1, keys], the
-    keys in front of a window.
+    `tokens` int64 [count] are the tokens. Behind an entry without keys, `table` int32 [count + 1,
+    blocks] has the rows of the block table, `lengths` int64 [count + 1] the numbers of keys, and
+    `excluded`, booleans [count + 1, keys], the keys in front of a window.
     """
 
     builder: Builder
@@ -55,7 +75,8 @@ class SingleTokens:
         """Those of a run, which see `window` keys at most; all where that is below 0."""
         builder, alone = sequences.builder, sequences.is_single
         tokens, past = (
-            builder.op("Compress", [value, alone], {"axis": 0}) for value in (sequences.begins, sequences.past)
+            builder.op("Compress", [value, alone], {"axis": 0})
+            for value in (sequences.begins, sequences.past)
         )
         counts = builder.add(past, builder.ints([1]))
         rows = builder.op("Compress", [pages.table, alone], {"axis": 0})
@@ -90,7 +111,8 @@ class SingleTokens:
         return replace(self, table=table, lengths=lengths, excluded=excluded)
 
     def inputs(self, query: ir.Value, caches: Sequence[ir.Value]) -> dict[str, ir.Value | None]:
-        """The inputs of IncreFlashAttention for a query [T, heads, size] and caches [blocks, tokens, heads, size]."""
+        """The inputs of IncreFlashAttention for a query [T, heads, size] and caches [blocks,
+        tokens, heads, size]."""
         builder, dtype = self.builder, self.builder.info.dtype(query)
         shape = builder.info.shape(query)
         assert dtype is not None and shape is not None
@@ -110,7 +132,8 @@ class SingleTokens:
         }
 
     def joined(self, out: ir.Value, rows: ir.Value) -> ir.Value:
-        """The result [T, heads, size] with the rows of IncreFlashAttention, [count + 1, 1, heads, size]."""
+        """The result [T, heads, size] with the rows of IncreFlashAttention, [count + 1, 1, heads,
+        size]."""
         builder = self.builder
         own = builder.squeeze(builder.slice(rows, [1], [int(np.iinfo(np.int64).max)], [0]), (1,))
         places = builder.unsqueeze(self.tokens, (1,))

@@ -1,15 +1,19 @@
-"""SparsePagedAttention of com.microsoft: attention to selected keys, which lie in the pages of a cache.
+"""SparsePagedAttention of com.microsoft: attention to selected keys, which lie in the pages of a
+cache.
 
-    1  selected_indices     [T, entries], positions in the token's sequence, of which selected_counts [T] count
+    1  selected_indices     [T, entries], positions in the token's sequence, of which
+                            selected_counts [T] count
     2  is_causal            keys of later tokens are left out, even if they are selected
     3  head_sink            one more score in every row
 
-A row without a key gives 0. The operands are those of cached_call.py, the caches those of paged_call.py. They become
-SparseFlashAttention with the layouts TND and PA_BSND, on the target ort: it reads the keys in the pages where they lie.
-A run in which some key of a sequence with tokens lies in no page ends in an error.
+A row without a key gives 0. The operands are those of cached_call.py, the caches those of
+paged_call.py. They become SparseFlashAttention with the layouts TND and PA_BSND, on the target ort:
+it reads the keys in the pages where they lie. A run in which some key of a sequence with tokens
+lies in no page ends in an error.
 
-Refused: attention_mode other than selected_only, whose rows see a window beside the selected keys; keys that are
-selected from an auxiliary cache; a window, a soft cap or int8 caches, which SparseFlashAttention does not have.
+Refused: attention_mode other than selected_only, whose rows see a window beside the selected keys;
+keys that are selected from an auxiliary cache; a window, a soft cap or int8 caches, which
+SparseFlashAttention does not have.
 """
 
 from __future__ import annotations
@@ -71,11 +75,16 @@ class _Conversion(PagedCall):
         quantised = [name for name in CACHES if self.dtype(self.required(name)) == ir.DataType.INT8]
         reason = first_reason(
             {
-                f"in attention_mode {mode!r} its rows see a window beside the selected keys": mode != "selected_only",
+                f"in attention_mode {mode!r} its rows see a window beside the selected keys": mode
+                != "selected_only",
                 f"its keys are selected from {source!r}": source != "main",
-                "it has an auxiliary cache": any(self.input(name) is not None for name in AUXILIARY),
+                "it has an auxiliary cache": any(
+                    self.input(name) is not None for name in AUXILIARY
+                ),
                 "it has a window beside the selected keys": self.window != -1,
-                f"its {' and '.join(quantised)} are int8, which {OP} does not read": bool(quantised),
+                f"its {' and '.join(quantised)} are int8, which {OP} does not read": bool(
+                    quantised
+                ),
                 f"it has a soft cap, which {OP} does not have": self.softcap() != 0.0,
             }
         )

@@ -1,8 +1,9 @@
 """From a matched gradient to a FlashAttentionScoreGrad node beside its FlashAttentionScore.
 
-The gradient takes the inputs and attributes of the forward node, so that it computes the same probabilities again, and
-the statistics and the result of this node. The gradients are in the layout of query, key and value. A gradient goes to
-the cheapest place after the original product, multiplied by the factor between this place and the product.
+The gradient takes the inputs and attributes of the forward node, so that it computes the same
+probabilities again, and the statistics and the result of this node. The gradients are in the layout
+of query, key and value. A gradient goes to the cheapest place after the original product,
+multiplied by the factor between this place and the product.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class Backward(GradientCompanion):
     def cost(self, match: AttentionMatch, plan: LayoutPlan) -> int | None:
         """The work in one layout."""
         dy = cheapest_source(self._dy, plan.output, match.space, self.rewriter.builder.info)
-        destinations = [destination_of(gradient, match, plan.name) for gradient in self.record.gradients]
+        destinations = [
+            destination_of(gradient, match, plan.name) for gradient in self.record.gradients
+        ]
         if dy is None or None in destinations:
             return None
         return dy.cost + sum(destination.cost for destination in without_none(destinations))
@@ -65,17 +68,28 @@ class Backward(GradientCompanion):
         emitter: LayoutEmitter,
     ) -> Callable[[], None]:
         """Add the gradient of a forward node; what is returned puts its results in place."""
-        source = certain(cheapest_source(self._dy, plan.output, match.space, self.rewriter.builder.info))
+        source = certain(
+            cheapest_source(self._dy, plan.output, match.space, self.rewriter.builder.info)
+        )
         made = self._node(node, match, inputs, self._output_gradient(source, match, emitter))
         self._declare_shapes(made, match, plan.name, inputs.get("real_shift"))
         self.rewriter.check(made, match)
-        spec_outputs = {output.name: value for output, value in zip(self._spec.outputs, made.outputs, strict=True)}
+        spec_outputs = {
+            output.name: value
+            for output, value in zip(self._spec.outputs, made.outputs, strict=True)
+        }
         pairs: list[tuple[GradientTarget, ir.Value]] = []
         for gradient in self.record.gradients:
             destination = certain(destination_of(gradient, match, plan.name))
-            dims, value = gradient_dims(gradient.role, match, plan.name), spec_outputs[OUTPUTS[gradient.role]]
+            dims, value = (
+                gradient_dims(gradient.role, match, plan.name),
+                spec_outputs[OUTPUTS[gradient.role]],
+            )
             pairs.append(
-                (destination.target, moved_to(value, dims, destination, match.dtype, self.rewriter.builder, emitter))
+                (
+                    destination.target,
+                    moved_to(value, dims, destination, match.dtype, self.rewriter.builder, emitter),
+                )
             )
         self.nodes.append(made)
 
@@ -94,14 +108,24 @@ class Backward(GradientCompanion):
     def _spec(self) -> OpSpec:
         return get(OP, self.rewriter.options.cann)
 
-    def _output_gradient(self, source: OperandSource, match: AttentionMatch, emitter: LayoutEmitter) -> ir.Value:
-        return emitter.apply(self.rewriter.builder.cast(source.value, match.dtype), source.dims, source.plan)
+    def _output_gradient(
+        self, source: OperandSource, match: AttentionMatch, emitter: LayoutEmitter
+    ) -> ir.Value:
+        return emitter.apply(
+            self.rewriter.builder.cast(source.value, match.dtype), source.dims, source.plan
+        )
 
     def _node(
-        self, forward: ir.Node, match: AttentionMatch, inputs: Mapping[str, ir.Value | None], dy: ir.Value
+        self,
+        forward: ir.Node,
+        match: AttentionMatch,
+        inputs: Mapping[str, ir.Value | None],
+        dy: ir.Value,
     ) -> ir.Node:
         spec, names = self._spec, self.rewriter.builder.names
-        given = {RENAMED.get(name, name): value for name, value in inputs.items() if value is not None}
+        given = {
+            RENAMED.get(name, name): value for name, value in inputs.items() if value is not None
+        }
         known = {tensor.name for tensor in spec.inputs}
         if unknown := given.keys() - known:
             raise Decline(Code.ILLEGAL, f"{OP} has no input {sorted(unknown)[0]}", match.node)
@@ -131,7 +155,9 @@ class Backward(GradientCompanion):
             attrs["cpu_empty_rows"] = self.record.empty_rows
         return attrs
 
-    def _declare_shapes(self, node: ir.Node, match: AttentionMatch, layout: str, shift: ir.Value | None) -> None:
+    def _declare_shapes(
+        self, node: ir.Node, match: AttentionMatch, layout: str, shift: ir.Value | None
+    ) -> None:
         """Shapes of all outputs: as their inputs, and of absent ones [0]."""
         space, info = match.space, self.rewriter.builder.info
         shapes: dict[str, Sequence[Dim] | None] = {

@@ -1,4 +1,5 @@
-"""Where the gradients of an operator go: after the products they replace, at the place that costs least."""
+"""Where the gradients of an operator go: after the products they replace, at the place that costs
+least."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ from fa_compiler.passes.rewrite.rewriter import Rewriter
 
 @dataclass(frozen=True)
 class GradientDestination:
-    """A target for a gradient, the axes to sum over first, and the moves to it from the operator's output with those
-    axes in front."""
+    """A target for a gradient, the axes to sum over first, and the moves to it from the operator's
+    output with those axes in front."""
 
     target: GradientTarget
     summed: Axes
@@ -42,8 +43,8 @@ class GradientDestination:
 
 @dataclass
 class GradientCompanion:
-    """A gradient that is emitted together with its attention. `found` is the gradient as it was matched, `record` the
-    same in the axes of the match that is emitted."""
+    """A gradient that is emitted together with its attention. `found` is the gradient as it was
+    matched, `record` the same in the axes of the match that is emitted."""
 
     found: GradientMatch
     rewriter: Rewriter
@@ -60,12 +61,18 @@ class GradientCompanion:
     def adapted(self, match: AttentionMatch) -> AttentionMatch:
         """Move the gradient into the axes of `match`, and return the match to emit.
 
-        Key and value heads are repeated where the graph reads their gradients one by one, because the operator adds up
-        those of a group.
+        Key and value heads are repeated where the graph reads their gradients one by one, because
+        the operator adds up those of a group.
         """
         self.record = match.space.settle(self.found)
         roles = match.roles
-        owned = {*roles.batch, *roles.kv_heads, *roles.kv_seq, *roles.head_dim, *roles.value_head_dim}
+        owned = {
+            *roles.batch,
+            *roles.kv_heads,
+            *roles.kv_seq,
+            *roles.head_dim,
+            *roles.value_head_dim,
+        }
         owned.update(() if match.rope is None else match.rope.head_dim)
         for gradient in self.record.gradients:
             summed = any(_axes(target.dims) <= owned for target in gradient.targets)
@@ -78,13 +85,17 @@ def gradient_dims(role: Role, match: AttentionMatch, layout: str) -> Arrangement
     """The axes of a gradient: the axes of its query, key or value."""
     roles = match.roles
     rope = () if match.rope is None else match.rope.head_dim
-    depth = {"value": roles.value_head_dim, "query_rope": rope, "key_rope": rope}.get(role, roles.head_dim)
+    depth = {"value": roles.value_head_dim, "query_rope": rope, "key_rope": rope}.get(
+        role, roles.head_dim
+    )
     if role in ("query", "query_rope"):
         return arrangement(layout, roles.batch, roles.heads, roles.q_seq, depth)
     return arrangement(layout, roles.batch, roles.kv_heads, roles.kv_seq, depth)
 
 
-def destination_of(gradient: Gradient, match: AttentionMatch, layout: str) -> GradientDestination | None:
+def destination_of(
+    gradient: Gradient, match: AttentionMatch, layout: str
+) -> GradientDestination | None:
     """The cheapest target for a gradient; None where it cannot be brought to any."""
     return cheapest(_destinations(gradient, gradient_dims(gradient.role, match, layout)))
 
@@ -108,8 +119,9 @@ def moved_to(
     builder: Builder,
     emitter: LayoutEmitter,
 ) -> ir.Value:
-    """An operator's output of this arrangement and type as the value whose place it takes. Sums and factors are
-    computed in float32: the graph may have left 16 bits before it undoes the scale of a loss."""
+    """An operator's output of this arrangement and type as the value whose place it takes. Sums and
+    factors are computed in float32: the graph may have left 16 bits before it undoes the scale of a
+    loss."""
     value = emitter.apply(value, dims, destination.plan)
     if destination.summed or not _is_one(destination.target.factor):
         dtype = ir.DataType.FLOAT
@@ -117,7 +129,9 @@ def moved_to(
     if destination.summed:
         value = builder.reduce("ReduceSum", value, [0], keepdims=0)
     if not _is_one(destination.target.factor):
-        number = builder.constant(np.array(destination.target.factor, dtype=dtype.numpy()), "number")
+        number = builder.constant(
+            np.array(destination.target.factor, dtype=dtype.numpy()), "number"
+        )
         value = builder.mul(value, number)
     wanted = builder.info.dtype(destination.target.value)
     return value if wanted is None else builder.cast(value, wanted)

@@ -1,22 +1,26 @@
-"""The loss of a lightning indexer in a training graph: how far its distribution over the selected keys is from that of
-attention, and its gradients.
+"""The loss of a lightning indexer in a training graph: how far its distribution over the selected
+keys is from that of attention, and its gradients.
 
-    target   := the mean of attention's probabilities over its heads, in any spelling; no gradient flows into it
+    target   := the mean of attention's probabilities over its heads, in any spelling; no gradient
+             flows into it
     loss     := c * sum over batch, rows and keys of target * (ln target - log_predicted)
     log_predicted := LogSoftmax over the keys of masked(index scores)
-    masked   := index scores (sparse/index_scores.py) | Where(c, f, masked) | Where(c, masked, f) | Add(masked, mask)
+    masked   := index scores (sparse/index_scores.py) | Where(c, f, masked) | Where(c, masked, f) |
+             Add(masked, mask)
                 f finite and at most -1e30, the mask 0 or such a number
-    gradients:= c * sum over the keys of (predicted - target) * rectified                      of the weights
-                c * product((predicted - target) * weight * positive, key), (.., query)        of query and key
+    gradients:= c * sum over the keys of (predicted - target) * rectified             of the weights
+                c * product((predicted - target) * weight * positive, key), (.., query)
+                                                                          of query and key
 
-in any spelling; index_region.py says what the names mean. c are numbers known before the run, one for each. Loss or
-gradients may be missing. Everything after the sum over attention's heads has to
+in any spelling; index_region.py says what the names mean. c are numbers known before the run, one
+for each. Loss or gradients may be missing. Everything after the sum over attention's heads has to
 end in one of these four; what is the indexer's alone may be read by anybody.
 
-The operator's loss takes a probability below 1e-8 for 1e-8, the graph's does not: for ONNX Runtime the attribute
-cpu_loss_floor takes that away; on Ascend the user has to allow it ("loss-floor") where a graph has the loss, and not
-its gradients alone. Its gradients have predicted - target everywhere, as those of the graph. That the masks leave what
-attention attends is looked at when its list is known (index_loss.py).
+The operator's loss takes a probability below 1e-8 for 1e-8, the graph's does not: for ONNX Runtime
+the attribute cpu_loss_floor takes that away; on Ascend the user has to allow it ("loss-floor")
+where a graph has the loss, and not its gradients alone. Its gradients have predicted - target
+everywhere, as those of the graph. That the masks leave what attention attends is looked at when its
+list is known (index_loss.py).
 """
 
 from __future__ import annotations
@@ -58,8 +62,9 @@ MAX_MASKS = 8
 
 @dataclass(frozen=True)
 class Divergence:
-    """A loss with its gradients: `results` by the outputs of SparseLightningIndexerGradKLLoss. `node` is the logarithm
-    of the indexer's distribution, `assumed` what the user has vouched for."""
+    """A loss with its gradients: `results` by the outputs of SparseLightningIndexerGradKLLoss.
+    `node` is the logarithm of the indexer's distribution, `assumed` what the user has vouched
+    for."""
 
     scores: IndexScores
     masks: tuple[Mask, ...]
@@ -68,8 +73,11 @@ class Divergence:
     assumed: tuple[str, ...]
 
 
-def match_divergence(readers: Sequence[tuple[ir.Value, ir.Node | None]], region: Region) -> Divergence | None:
-    """The loss that these readers of a region belong to; None where they are nothing like it. Raises Decline."""
+def match_divergence(
+    readers: Sequence[tuple[ir.Value, ir.Node | None]], region: Region
+) -> Divergence | None:
+    """The loss that these readers of a region belong to; None where they are nothing like it.
+    Raises Decline."""
     options = region.viewer.facts.options
     starts = [node for _, node in readers if is_op(node, "ReduceSum", "ReduceMean")]
     if len(starts) != len(readers):
@@ -94,7 +102,8 @@ def match_divergence(readers: Sequence[tuple[ir.Value, ir.Node | None]], region:
 
 
 def _check_axes(scores: IndexScores, region: Region, log: ir.Node) -> None:
-    """Decline where two axes of the indexer were taken for one, or its heads or head size for one of attention's:
+    """Decline where two axes of the indexer were taken for one, or its heads or head size for one
+    of attention's:
     elementwise operators and products name axes after those they walk with, of whatever meaning."""
     space, roles = scores.space, region.viewer.space.settle(region.match.roles)
     batch, rows, heads, keys, depth = (space.resolve(axes) for axes in scores.axes)
@@ -104,12 +113,14 @@ def _check_axes(scores: IndexScores, region: Region, log: ir.Node) -> None:
         *(*roles.kv_seq, *roles.head_dim, *roles.value_head_dim),
     }
     if len(set(every)) != len(every) or not attended.isdisjoint((*heads, *depth)):
-        raise Decline(Code.TRAINING, "one axis would have to play two roles in the loss of an indexer", log)
+        raise Decline(
+            Code.TRAINING, "one axis would have to play two roles in the loss of an indexer", log
+        )
 
 
 def _logarithm(starts: Sequence[ir.Node], limit: int = 64) -> ir.Node | None:
-    """The LogSoftmax of the indexer: a node computed from `starts`, the sums of attention's probabilities over the
-    heads, reads it or its exponential."""
+    """The LogSoftmax of the indexer: a node computed from `starts`, the sums of attention's
+    probabilities over the heads, reads it or its exponential."""
     for node in reached(starts, nodes_after, limit):
         for value in node.inputs:
             maker = producer(value)
@@ -160,8 +171,8 @@ def _excludes(number: float | None) -> bool:
 
 @dataclass(frozen=True)
 class _ErrorProduct:
-    """A product whose operand at `side` is `factor` times (predicted - target) * weight * positive, of this
-    arrangement."""
+    """A product whose operand at `side` is `factor` times (predicted - target) * weight * positive,
+    of this arrangement."""
 
     product: Contraction
     side: int
@@ -174,8 +185,8 @@ class _Results:
     inner: IndexRegion
 
     def found(self, starts: Sequence[ir.Node]) -> dict[str, GradientTarget]:
-        """Follow everything computed from `starts`: each end has to be the loss or one of the three gradients. Raises
-        Decline."""
+        """Follow everything computed from `starts`: each end has to be the loss or one of the three
+        gradients. Raises Decline."""
         results: dict[str, GradientTarget] = {}
         pending, seen = list(starts), set(starts)
         while pending:
@@ -189,7 +200,10 @@ class _Results:
                     raise self._foreign(node, f"it is {one.factor:g} times as large")
                 results[name] = one
                 continue
-            if not is_op(node, "Equal", "IsNaN", "LessOrEqual") and self.inner.reader.tensor(node.outputs[0]) is None:
+            if (
+                not is_op(node, "Equal", "IsNaN", "LessOrEqual")
+                and self.inner.reader.tensor(node.outputs[0]) is None
+            ):
                 raise self._foreign(node, "it is no part of the loss or its gradients")
             for output in node.outputs:
                 if output.is_graph_output():
@@ -203,7 +217,9 @@ class _Results:
 
     def _foreign(self, node: ir.Node, why: str) -> Decline:
         return Decline(
-            Code.TRAINING, f"attention's probabilities reach {label(node)}, which is no loss of an indexer: {why}", node
+            Code.TRAINING,
+            f"attention's probabilities reach {label(node)}, which is no loss of an indexer: {why}",
+            node,
         )
 
     def _loss_or_gradient(self, node: ir.Node) -> tuple[str, GradientTarget] | None:
@@ -214,13 +230,19 @@ class _Results:
         if not is_op(node, "ReduceSum", "ReduceMean"):
             return None
         part, source = inner.reader.tensor(value), inner.reader.tensor(node.inputs[0])
-        if part is not None and not any(part.dims) and (factor := part.quantity.coefficient(ROW_LOSS)) is not None:
+        if (
+            part is not None
+            and not any(part.dims)
+            and (factor := part.quantity.coefficient(ROW_LOSS)) is not None
+        ):
             return "loss", GradientTarget(value, part.dims, factor)
         if source is None or (factor := error_times(source, Symbol.RECTIFIED)) is None:
             return None
         return self._weights(node, source.dims, factor)
 
-    def _weights(self, node: ir.Node, dims: Arrangement, factor: float) -> tuple[str, GradientTarget] | None:
+    def _weights(
+        self, node: ir.Node, dims: Arrangement, factor: float
+    ) -> tuple[str, GradientTarget] | None:
         """The gradient of the weights: a sum over the keys, and nothing else."""
         kept = self.inner.summed_dims(node, dims)
         if kept is None or node.op_type != "ReduceSum":
@@ -248,16 +270,23 @@ class _Results:
             error = _ErrorProduct(product, side, part.dims, factor)
             if (target := self._gradient(error, key, keys, scores.wanted[0])) is not None:
                 return "d_query_index", target
-            if (target := self._gradient(error, query, (*rows, *heads), scores.wanted[1])) is not None:
+            if (
+                target := self._gradient(error, query, (*rows, *heads), scores.wanted[1])
+            ) is not None:
                 return "d_key_index", target
         return None
 
-    def _gradient(self, error: _ErrorProduct, other: View, over: Axes, wanted: Arrangement) -> GradientTarget | None:
-        """The gradient of these wanted axes, which an error times `other`, summed over these axes, is; else None."""
+    def _gradient(
+        self, error: _ErrorProduct, other: View, over: Axes, wanted: Arrangement
+    ) -> GradientTarget | None:
+        """The gradient of these wanted axes, which an error times `other`, summed over these axes,
+        is; else None."""
         inner, product, side = self.inner, error.product, error.side
         known = inner.tracer.trace(product.operands[1 - side], seeds(other.equivalent_values))
         by_label = dict(zip(product.labels[side], error.dims, strict=True))
-        summed = inner.viewer.space.resolve(chain.from_iterable(by_label[label] for label in product.summed))
+        summed = inner.viewer.space.resolve(
+            chain.from_iterable(by_label[label] for label in product.summed)
+        )
         if known is None or len(summed) != len(over) or set(summed) != set(over):
             return None
         if not inner.region.walk(product, 1 - side, known.dims, error.dims):

@@ -20,8 +20,8 @@ from fa_compiler.passes.sparse import fuse_gathered_keys, fuse_masked_selection
 
 @dataclass(frozen=True)
 class FusedPair:
-    """What was matched and built, for the report; `node` is the gradient, `indexer` what lists the keys, if it is a
-    node of its own, `losses` an indexer's loss beside the gradient."""
+    """What was matched and built, for the report; `node` is the gradient, `indexer` what lists the
+    keys, if it is a node of its own, `losses` an indexer's loss beside the gradient."""
 
     match: Pair
     fused: Fused
@@ -30,34 +30,42 @@ class FusedPair:
     losses: tuple[ir.Node, ...] = ()
 
 
-def fuse_pair(anchor: SoftmaxAnchor, matcher: Matcher, rewriter: Rewriter, has_top_k: bool) -> FusedPair | None:
+def fuse_pair(
+    anchor: SoftmaxAnchor, matcher: Matcher, rewriter: Rewriter, has_top_k: bool
+) -> FusedPair | None:
     """Fuse an attention together with its gradient; None when there is no gradient.
 
-    For ONNX Runtime, or if the graph has a TopK (`has_top_k`), which may rank keys, a product that is added to the
-    scores is first tried as a part of them, as in fusion.py.
+    For ONNX Runtime, or if the graph has a TopK (`has_top_k`), which may rank keys, a product that
+    is added to the scores is first tried as a part of them, as in fusion.py.
 
     Raises PairDecline, before any use is changed, when there is one that cannot be fused.
     """
     joined: FusedPair | Decline | None = None
     if matcher.facts.options.target == "ort" or has_top_k:
         joining = replace(matcher, joins_added_product=True)
-        joined = rewriter.attempt(lambda: _matched_and_fused(anchor, joining, rewriter, only_joined=True))
+        joined = rewriter.attempt(
+            lambda: _matched_and_fused(anchor, joining, rewriter, only_joined=True)
+        )
     if isinstance(joined, FusedPair):
         return joined
     first_reason = joined
-    return reworded(lambda: _matched_and_fused(anchor, matcher, rewriter), lambda decline: first_reason or decline)
+    return reworded(
+        lambda: _matched_and_fused(anchor, matcher, rewriter),
+        lambda decline: first_reason or decline,
+    )
 
 
 def _matched_and_fused(
     anchor: SoftmaxAnchor, matcher: Matcher, rewriter: Rewriter, only_joined: bool = False
 ) -> FusedPair | None:
-    """The pair; None where there is no gradient, or, with `only_joined`, where no product is added to the scores.
-    Raises Decline."""
+    """The pair; None where there is no gradient, or, with `only_joined`, where no product is added
+    to the scores. Raises Decline."""
     pair = match_pair(anchor, matcher)
     if pair is None or (only_joined and pair.forward.rope is None):
         return None
     return reworded(
-        lambda: _fused(pair, matcher, rewriter), lambda decline: PairDecline.about(pair.backward.node, decline)
+        lambda: _fused(pair, matcher, rewriter),
+        lambda decline: PairDecline.about(pair.backward.node, decline),
     )
 
 
@@ -75,7 +83,9 @@ def _fused(pair: Pair, matcher: Matcher, rewriter: Rewriter) -> FusedPair:
     return FusedPair(pair, replace(fused, missed=(*fused.missed, *missed)), backward.nodes[-1])
 
 
-def _fused_with_list(pair: Pair, matcher: Matcher, rewriter: Rewriter, missed: list[Missed]) -> FusedPair | None:
+def _fused_with_list(
+    pair: Pair, matcher: Matcher, rewriter: Rewriter, missed: list[Missed]
+) -> FusedPair | None:
     """The pair as attention to selected keys; None where the keys are not selected.
 
     Where they are, and the pair is not fused as such, the reason is appended to `missed`.
@@ -99,7 +109,9 @@ def _attempt(
     selected = fuse_masked_selection(pair.forward, rewriter, missed, backward)
     selected = selected or fuse_gathered_keys(pair.forward, rewriter, missed, backward)
     if selected is not None:
-        return FusedPair(pair, selected.fused, backward.nodes[0], selected.indexer, tuple(backward.nodes[1:]))
+        return FusedPair(
+            pair, selected.fused, backward.nodes[0], selected.indexer, tuple(backward.nodes[1:])
+        )
     if backward.failure is not None:
         raise backward.failure
     if backward.refused:

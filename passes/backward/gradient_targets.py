@@ -1,4 +1,5 @@
-"""The targets of a gradient: the values of the original graph that an operator's result can take the place of.
+"""The targets of a gradient: the values of the original graph that an operator's result can take
+the place of.
 
     target := gradient
             | Transpose | Reshape | ... of it (views.py), a factor, a cast between float types      not Expand, Tile
@@ -36,7 +37,9 @@ class GradientTarget:
     saved: int = 0
 
 
-def targets_after(start: GradientTarget, summable: Collection[Axis], tracer: Tracer) -> tuple[GradientTarget, ...]:
+def targets_after(
+    start: GradientTarget, summable: Collection[Axis], tracer: Tracer
+) -> tuple[GradientTarget, ...]:
     """The target itself and those after it; sums may run over the `summable` axes."""
     targets = [start]
     while len(targets) < MAX_TAIL and (node := only_reader(targets[-1].value)) is not None:
@@ -68,13 +71,17 @@ def _with_factor(dims: Arrangement | None, factor: float) -> tuple[Arrangement, 
     return None if dims is None else (dims, factor)
 
 
-def _without_summed(node: ir.Node, dims: Arrangement, summable: Collection[Axis], tracer: Tracer) -> Arrangement | None:
+def _without_summed(
+    node: ir.Node, dims: Arrangement, summable: Collection[Axis], tracer: Tracer
+) -> Arrangement | None:
     """What a sum over such axes leaves."""
     axes = places_of(node, len(dims))
     if not axes:
         return None
     space = tracer.viewer.space
     chosen = set(axes)
-    if not {part for axis in chosen for part in space.resolve(dims[axis])} <= set(space.resolve(tuple(summable))):
+    if not {part for axis in chosen for part in space.resolve(dims[axis])} <= set(
+        space.resolve(tuple(summable))
+    ):
         return None
     return left_by(node, dims, chosen)

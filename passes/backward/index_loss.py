@@ -1,14 +1,16 @@
 """From a matched loss of an indexer to a SparseLightningIndexerGradKLLoss node.
 
-    accepted    a loss with gradients (divergence.py) beside an attention to selected keys, one list for all heads, one
-                head of keys; the list a sorted TopK of scores under a causal mask, attention and the indexer's scores
-                under that list and a causal mask and nothing else; no more rows than keys
-    emitted     SparseLightningIndexerGradKLLoss with the attention's inputs and statistics and the TopK's list, or that
-                of the LightningIndexer in its place
+    accepted    a loss with gradients (divergence.py) beside an attention to selected keys, one list
+                for all heads, one head of keys; the list a sorted TopK of scores under a causal
+                mask, attention and the indexer's scores under that list and a causal mask and
+                nothing else; no more rows than keys
+    emitted     SparseLightningIndexerGradKLLoss with the attention's inputs and statistics and the
+                TopK's list, or that of the LightningIndexer in its place
     refused     anything else, and what the target forbids
 
-The operator takes the first min(K, visible) entries of a row for the keys: a sorted TopK under a causal mask lists the
-keys that a row sees before all others, so these are the listed keys that the masks leave.
+The operator takes the first min(K, visible) entries of a row for the keys: a sorted TopK under a
+causal mask lists the keys that a row sees before all others, so these are the listed keys that the
+masks leave.
 """
 
 from __future__ import annotations
@@ -56,10 +58,18 @@ class IndexLoss:
         """The node, and the result for each target. Raises Decline."""
         builder, record = self.rewriter.builder, self.record
         self._check(inputs, sparse)
-        equivalent_values = [stop for view in record.scores.views for stop in view.equivalent_values]
-        emitter = LayoutEmitter(builder, sparse.match.space, [*equivalent_values, *sparse.emitter.size_sources])
+        equivalent_values = [
+            stop for view in record.scores.views for stop in view.equivalent_values
+        ]
+        emitter = LayoutEmitter(
+            builder, sparse.match.space, [*equivalent_values, *sparse.emitter.size_sources]
+        )
         given = self._index_inputs(emitter)
-        given |= {name: inputs[name] for name in ("query", "key", "query_rope", "key_rope") if name in inputs}
+        given |= {
+            name: inputs[name]
+            for name in ("query", "key", "query_rope", "key_rope")
+            if name in inputs
+        }
         given["sparse_indices"] = self._listed(inputs["sparse_indices"])
         given |= dict(zip(STATISTICS, node.outputs[1:3], strict=True))
         attrs: dict[str, int | float | str] = {
@@ -75,11 +85,14 @@ class IndexLoss:
         self.rewriter.made.append(made)
         outputs = {output.name: output for output in made.outputs}
         results = record.results.items()
-        return made, [self._placed(name, outputs[f"{made.name}_{name}"], result, emitter) for name, result in results]
+        return made, [
+            self._placed(name, outputs[f"{made.name}_{name}"], result, emitter)
+            for name, result in results
+        ]
 
     def _listed(self, attended: ir.Value) -> ir.Value:
-        """The list: attention's where that is an indexer's, for the statistics are of these keys; else the TopK's,
-        which ends in keys that the row does not see."""
+        """The list: attention's where that is an indexer's, for the statistics are of these keys;
+        else the TopK's, which ends in keys that the row does not see."""
         maker = attended.producer()
         if maker is not None and (maker.domain, maker.op_type) == (DOMAIN, "LightningIndexer"):
             return attended
@@ -90,7 +103,8 @@ class IndexLoss:
         return Decline(Code.TRAINING, f"the indexer's loss: {reason}", self.record.node)
 
     def _check(self, inputs: dict[str, ir.Value], sparse: SparseFlashBuilder) -> None:
-        """Decline another attention than one to a sorted list of keys under a causal mask, with one head of keys."""
+        """Decline another attention than one to a sorted list of keys under a causal mask, with one
+        head of keys."""
         info, roles = sparse.builder.info, sparse.match.roles
         query, key = info.shape(inputs["query"]), info.shape(inputs["key"])
         if query is None or key is None or key[2].const != 1:
@@ -105,13 +119,20 @@ class IndexLoss:
         if not attended or any(part != CAUSAL for part in attended):
             raise self._decline("attention has another mask than a causal one beside the selection")
         if not ranks_causally(self.found.top, sizes, self.rewriter.facts):
-            raise self._decline("the keys are not proven to be ranked under the causal mask, or there may be too few")
+            raise self._decline(
+                "the keys are not proven to be ranked under the causal mask, or there may be too few"
+            )
         self._check_masks(sizes, info)
 
     def _check_masks(self, sizes: Sizes, info: ShapeInfo) -> None:
-        """Decline another mask on the indexer's scores than the selection, or than the causal one."""
+        """Decline another mask on the indexer's scores than the selection, or than the causal
+        one."""
         masks = self.record.masks
-        parts = [part for mask in masks for part in conditions(mask.value, mask.when, self.rewriter.facts)]
+        parts = [
+            part
+            for mask in masks
+            for part in conditions(mask.value, mask.when, self.rewriter.facts)
+        ]
         selected, seen = False, False
         for condition in parts:
             if self._is_selection(condition):
@@ -119,7 +140,9 @@ class IndexLoss:
             elif key_mask_of(condition, sizes, info) == CAUSAL:
                 seen = True
             else:
-                raise self._decline(f"{condition.value.name!r} masks its scores and not those of attention")
+                raise self._decline(
+                    f"{condition.value.name!r} masks its scores and not those of attention"
+                )
         if not selected or not seen:
             raise self._decline("its scores are not masked as those of attention are")
 
@@ -137,7 +160,11 @@ class IndexLoss:
                 raise self._decline(f"{view.base.name!r} could not be arranged for the operator")
             arranged.append(emitter.apply(view.base, view.base_dims, plan))
         query, key, weight = arranged
-        return {"query_index": query, "key_index": key, "weight": scaled(weight, scores.factor, builder)}
+        return {
+            "query_index": query,
+            "key_index": key,
+            "weight": scaled(weight, scores.factor, builder),
+        }
 
     def _placed(
         self, name: str, value: ir.Value, target: GradientTarget, emitter: LayoutEmitter
@@ -147,9 +174,13 @@ class IndexLoss:
         if name == "loss":
             rank = len(builder.info.sizes(target.value))
             value = builder.reshape(value, [1] * rank)
-            return target, moved_to(value, (), GradientDestination(target, (), ()), ir.DataType.FLOAT, builder, emitter)
+            return target, moved_to(
+                value, (), GradientDestination(target, (), ()), ir.DataType.FLOAT, builder, emitter
+            )
         dims = scores.wanted[GRADIENTS.index(name)]
         plan = plan_moves(dims, target.dims)
         if plan is None:
             raise self._decline(f"{target.value.name!r} could not be made of the operator's result")
-        return target, moved_to(value, dims, GradientDestination(target, (), plan), ir.DataType.FLOAT, builder, emitter)
+        return target, moved_to(
+            value, dims, GradientDestination(target, (), plan), ir.DataType.FLOAT, builder, emitter
+        )

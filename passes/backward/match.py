@@ -1,16 +1,19 @@
-"""The record of a gradient that belongs to a matched attention: nothing in the graph has been changed.
+"""The record of a gradient that belongs to a matched attention: nothing in the graph has been
+changed.
 
     dq, dk, dv = ds @ k, ds.transpose(-2, -1) @ q, p.transpose(-2, -1) @ dy
 
     gradient of query := c * product(dS, key)        summed over the keys
-    gradient of key   := c * product(dS, query)      summed over the query rows, and heads of a group
-    gradient of value := c * product(P, dO)          summed over the query rows, and heads of a group
+    gradient of key   := c * product(dS, query)      summed over the query rows, and heads of a
+                                                     group
+    gradient of value := c * product(P, dO)          summed over the query rows, and heads of a
+                                                     group
 
-dS is P * (dO V^T - D) in any spelling (region.py), and D the row sums of P * dO V^T. Where the scores are capped, dS
-has the factor 1 - tanh^2. Where the scores are the sum of two products, the second query and key have gradients, too.
-The graph need not compute *the* gradient: any factor c is kept, and a gradient may be missing. Every value of the
-region has to be read inside of the region only, forward and backward part taken together; nodes whose result nobody
-needs do not count.
+dS is P * (dO V^T - D) in any spelling (region.py), and D the row sums of P * dO V^T. Where the
+scores are capped, dS has the factor 1 - tanh^2. Where the scores are the sum of two products, the
+second query and key have gradients, too. The graph need not compute *the* gradient: any factor c is
+kept, and a gradient may be missing. Every value of the region has to be read inside of the region
+only, forward and backward part taken together; nodes whose result nobody needs do not count.
 """
 
 from __future__ import annotations
@@ -31,7 +34,14 @@ from fa_compiler.passes.backward.polynomials import Tensor
 from fa_compiler.passes.backward.quantities import MaskedRows, Quantity
 from fa_compiler.passes.backward.region import Region
 from fa_compiler.passes.backward.tracing import seeds
-from fa_compiler.passes.ir.nodes import distinct_consumers, holds_output, is_op, nodes_after, reached, reads_shape
+from fa_compiler.passes.ir.nodes import (
+    distinct_consumers,
+    holds_output,
+    is_op,
+    nodes_after,
+    reached,
+    reads_shape,
+)
 from fa_compiler.passes.ir.surgery import depends
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import View, Viewer
@@ -42,15 +52,16 @@ from fa_compiler.passes.matching.routes import Route, paths
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 
 ALIKE = 16.0
-"""A gradient and an operator's result that differ by no more than this factor are of one size for float16."""
+"""A gradient and an operator's result that differ by no more than this factor are of one size for
+float16."""
 
 Role = Literal["query", "key", "value", "query_rope", "key_rope"]
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """A product of the backward part, and the targets that the operator's result can replace, the product or a value
-    after the product."""
+    """A product of the backward part, and the targets that the operator's result can replace, the
+    product or a value after the product."""
 
     role: Role
     node: ir.Node
@@ -67,9 +78,9 @@ class Gradient:
 class GradientMatch:
     """The backward part of an attention.
 
-    `dead` are readers whose results nobody needs; `empty_rows` as the operator's attribute cpu_empty_rows; `divergence`
-    the loss of an indexer that learns from the probabilities. `dy` is None if only an indexer's loss reads the
-    probabilities: there are no gradients then.
+    `dead` are readers whose results nobody needs; `empty_rows` as the operator's attribute
+    cpu_empty_rows; `divergence` the loss of an indexer that learns from the probabilities. `dy` is
+    None if only an indexer's loss reads the probabilities: there are no gradients then.
     """
 
     dy: View | None
@@ -85,7 +96,8 @@ class GradientMatch:
 
     @property
     def node(self) -> ir.Node:
-        """The node the report names: the product that makes the first gradient, or what the loss is made of."""
+        """The node the report names: the product that makes the first gradient, or what the loss is
+        made of."""
         if self.divergence is not None and not self.gradients:
             return self.divergence.node
         return self.gradients[0].node
@@ -93,8 +105,8 @@ class GradientMatch:
 
 @dataclass(frozen=True)
 class Pair:
-    """An attention with its gradient, in one space. What rows without a key give is not looked at yet: see
-    empty_rows.py."""
+    """An attention with its gradient, in one space. What rows without a key give is not looked at
+    yet: see empty_rows.py."""
 
     forward: AttentionMatch
     backward: GradientMatch
@@ -102,7 +114,8 @@ class Pair:
 
 
 class PairDecline(Decline):
-    """A decline after the gradient was found: the forward part alone could be fused. `gradient` is one of its nodes."""
+    """A decline after the gradient was found: the forward part alone could be fused. `gradient` is
+    one of its nodes."""
 
     gradient: ir.Node
 
@@ -115,7 +128,8 @@ class PairDecline(Decline):
 
 
 def match_pair(anchor: SoftmaxAnchor, matcher: Matcher) -> Pair | None:
-    """The attention around an anchor together with its gradient; None when there is nothing like a gradient.
+    """The attention around an anchor together with its gradient; None when there is nothing like a
+    gradient.
 
     Raises PairDecline when there is one that cannot be fused, or the Decline of the forward part.
     """
@@ -130,8 +144,8 @@ def match_pair(anchor: SoftmaxAnchor, matcher: Matcher) -> Pair | None:
         assert match.derivation is not None
         finder = _Finder(match, match.derivation, matcher)
         pair = reworded(finder.pair, finder.named)
-        # No gradient: this path's product was a row sum of the gradient, which looks like a product with a vector of
-        # values.
+        # No gradient: this path's product was a row sum of the gradient, which looks like a product
+        # with a vector of values.
         if pair is not None:
             return pair
     if failure is not None:
@@ -153,12 +167,20 @@ class _Finder:
         self.dead: list[ir.Node] = []
         self.shapes: list[tuple[ir.Node, ir.Value]] = []
         before, after = self.derivation.paths.before, self.derivation.paths.after
-        self.forward = {*before.nodes, *self.match.anchor.nodes, *after.nodes, *after.tests, after.product.node}
+        self.forward = {
+            *before.nodes,
+            *self.match.anchor.nodes,
+            *after.nodes,
+            *after.tests,
+            after.product.node,
+        }
 
     def named(self, decline: Decline) -> Decline:
         """The same decline, with a node of the gradient if it is one of the pair."""
         if isinstance(decline, PairDecline):
-            decline.gradient = self.gradients[0].node if self.gradients else decline.culprit or self.match.node
+            decline.gradient = (
+                self.gradients[0].node if self.gradients else decline.culprit or self.match.node
+            )
         return decline
 
     def pair(self) -> Pair | None:
@@ -168,8 +190,8 @@ class _Finder:
             return None
         self._check_forward()
         for gradient in self.gradients:
-            # Only the values can be computed from their own gradient: every other gradient depends on its operand
-            # through P.
+            # Only the values can be computed from their own gradient: every other gradient depends
+            # on its operand through P.
             if gradient.role == "value" and depends(self.match.value.base, gradient.node):
                 reason = f"the values {self.match.value.base.name!r} are computed from their own gradient"
                 raise PairDecline(Code.TRAINING, reason, gradient.node)
@@ -192,24 +214,31 @@ class _Finder:
             return None
         return reworded(
             lambda: match_divergence(strangers, self.region),
-            lambda decline: PairDecline(decline.code, decline.reason, decline.culprit, decline.hint),
+            lambda decline: PairDecline(
+                decline.code, decline.reason, decline.culprit, decline.hint
+            ),
         )
 
     def _tensor(self, value: ir.Value) -> Tensor[Quantity]:
         tensor = self.region.reader.tensor(value)
         if tensor is None:
-            raise PairDecline(Code.SHAPE, f"the shape of {value.name!r} is needed elsewhere", value.producer())
+            raise PairDecline(
+                Code.SHAPE, f"the shape of {value.name!r} is needed elsewhere", value.producer()
+            )
         return tensor
 
     # -- from the probabilities to the gradients ------------------------------------------------
 
     def _follow(self) -> list[tuple[ir.Value, ir.Node | None]]:
-        """Follow every reader of the region; what is left are readers (None: model outputs) that do not belong."""
+        """Follow every reader of the region; what is left are readers (None: model outputs) that do
+        not belong."""
         strangers: list[tuple[ir.Value, ir.Node | None]] = []
         late = self.derivation.paths.values_from_softmax_on
         seen: set[ir.Value] = set()
         while True:
-            inner = [value for value, tensor in self.region.reader.tensors.items() if tensor is not None]
+            inner = [
+                value for value, tensor in self.region.reader.tensors.items() if tensor is not None
+            ]
             fresh = [value for value in dict.fromkeys([*late, *inner]) if value not in seen]
             if not fresh:
                 return strangers
@@ -217,7 +246,11 @@ class _Finder:
                 seen.add(value)
                 if value.is_graph_output():
                     strangers.append((value, None))
-                strangers.extend((value, node) for node in distinct_consumers(value) if not self._belongs(value, node))
+                strangers.extend(
+                    (value, node)
+                    for node in distinct_consumers(value)
+                    if not self._belongs(value, node)
+                )
 
     def _belongs(self, value: ir.Value, node: ir.Node) -> bool:
         if node in self.forward or node in self.products:
@@ -245,22 +278,33 @@ class _Finder:
             tensor = self.region.reader.tensor(product.operands[side])
             if tensor is None or len(tensor.dims) != len(product.labels[side]):
                 continue
-            gradient = self._of_scores(product, side, tensor) or self._of_value(product, side, tensor)
+            gradient = self._of_scores(product, side, tensor) or self._of_value(
+                product, side, tensor
+            )
             if gradient is not None:
                 return gradient
         return None
 
-    def _of_scores(self, product: Contraction, side: int, tensor: Tensor[Quantity]) -> Gradient | None:
+    def _of_scores(
+        self, product: Contraction, side: int, tensor: Tensor[Quantity]
+    ) -> Gradient | None:
         factor = tensor.quantity.product_gradient(self.region.dropout, self.match.softcap != 0.0)
         if factor is None:
             return None
         rope, scale = self.match.rope, self.match.scale
-        options: list[tuple[Role, View, float]] = [("query", self.match.key, scale), ("key", self.match.query, scale)]
+        options: list[tuple[Role, View, float]] = [
+            ("query", self.match.key, scale),
+            ("key", self.match.query, scale),
+        ]
         if rope is not None:
             # The operator is given the second query times its ratio.
-            options.extend((("query_rope", rope.key, scale), ("key_rope", rope.query, scale * rope.ratio)))
+            options.extend(
+                (("query_rope", rope.key, scale), ("key_rope", rope.query, scale * rope.ratio))
+            )
         for role, view, share in options:
-            known = self.region.tracer.trace(product.operands[1 - side], seeds(view.equivalent_values))
+            known = self.region.tracer.trace(
+                product.operands[1 - side], seeds(view.equivalent_values)
+            )
             if known is None or not self._sums(product, side, tensor.dims, role):
                 continue
             if not self.region.walk(product, 1 - side, known.dims, tensor.dims):
@@ -270,7 +314,9 @@ class _Finder:
             return self._gradient_with_targets(role, product, tensor, dims, total)
         return None
 
-    def _of_value(self, product: Contraction, side: int, tensor: Tensor[Quantity]) -> Gradient | None:
+    def _of_value(
+        self, product: Contraction, side: int, tensor: Tensor[Quantity]
+    ) -> Gradient | None:
         factor = tensor.quantity.probabilities(self.region.dropout)
         if factor is None or not self._sums(product, side, tensor.dims, "value"):
             return None
@@ -279,16 +325,23 @@ class _Finder:
             return None
         dims = self.region.arranged(product, side, tensor.dims, output[0])
         free = [
-            label for label in product.labels[1 - side] if label in product.out and label not in product.labels[side]
+            label
+            for label in product.labels[1 - side]
+            if label in product.out and label not in product.labels[side]
         ]
         width = dict(zip(product.labels[1 - side], output[0], strict=True))
-        if len(free) != 1 or not self.region.tracer.same(width[free[0]], self.match.roles.value_head_dim):
+        if len(free) != 1 or not self.region.tracer.same(
+            width[free[0]], self.match.roles.value_head_dim
+        ):
             return None
         dims = self.viewer.space.resolve_all(dims)
-        return self._gradient_with_targets("value", product, tensor, dims, product.factor * factor * output[1])
+        return self._gradient_with_targets(
+            "value", product, tensor, dims, product.factor * factor * output[1]
+        )
 
     def _sums(self, product: Contraction, side: int, dims: Arrangement, role: Role) -> bool:
-        """Does the product sum over what this gradient sums over: the keys, or the rows and perhaps heads or batch?"""
+        """Does the product sum over what this gradient sums over: the keys, or the rows and perhaps
+        heads or batch?"""
         space = self.viewer.space
         roles = space.settle(self.match.roles)
         by_label = dict(zip(product.labels[side], dims, strict=True))
@@ -299,7 +352,12 @@ class _Finder:
         return set(roles.q_seq) <= set(summed) and set(summed) - set(roles.q_seq) <= shared
 
     def _gradient_with_targets(
-        self, role: Role, product: Contraction, tensor: Tensor[Quantity], dims: Arrangement, factor: float
+        self,
+        role: Role,
+        product: Contraction,
+        tensor: Tensor[Quantity],
+        dims: Arrangement,
+        factor: float,
     ) -> Gradient:
         """The targets after the product; sums may run over heads or batch."""
         roles = self.viewer.space.settle(self.match.roles)
@@ -312,9 +370,16 @@ class _Finder:
     def _check_forward(self) -> None:
         """Decline an attention with what its gradient does not have."""
         if self.match.sink is not None:
-            raise PairDecline(Code.TRAINING, "the gradient of an attention with a sink is not fused", self.match.node)
+            raise PairDecline(
+                Code.TRAINING,
+                "the gradient of an attention with a sink is not fused",
+                self.match.node,
+            )
         on_scores = "a factor on the scores that is no number known before the run"
-        told = ((self.match.query_factors, on_scores), (self.match.output_factors, "a factor behind the softmax"))
+        told = (
+            (self.match.query_factors, on_scores),
+            (self.match.output_factors, "a factor behind the softmax"),
+        )
         for factors, what in told:
             if factors:
                 reason = f"the gradient of an attention with {what} is not fused"
@@ -334,7 +399,9 @@ class _Finder:
                 hint = "freeze the bias, or keep this attention unfused"
                 return PairDecline(Code.BIAS_GRADIENT, f"{reason}: {who}", culprit, hint)
             return PairDecline(
-                Code.TRAINING, f"the gradient of the scores {value.name!r} is needed elsewhere: {who}", culprit
+                Code.TRAINING,
+                f"the gradient of the scores {value.name!r} is needed elsewhere: {who}",
+                culprit,
             )
         reason = f"{value.name!r} in the backward part is used in a way that is no gradient of attention: {who}"
         return PairDecline(Code.TRAINING, reason, culprit)
@@ -342,17 +409,18 @@ class _Finder:
     def _has_range(self, dy: View) -> bool:
         """Are the gradients numbers that the type of the attention holds?
 
-        float16 has few exponents, so that training scales the loss. Then the gradient that the operator is given has to
-        be float16. The graph has to compute in float16, too, at a place where its numbers are about as large as the
-        operator's result. Then neither is infinite or 0 where the graph has a number. The other types have the
-        exponents of float32.
+        float16 has few exponents, so that training scales the loss. Then the gradient that the
+        operator is given has to be float16. The graph has to compute in float16, too, at a place
+        where its numbers are about as large as the operator's result. Then neither is infinite or 0
+        where the graph has a number. The other types have the exponents of float32.
         """
         info = self.matcher.facts.info
         if self.match.dtype != ir.DataType.FLOAT16:
             return True
         return info.dtype(dy.base) == ir.DataType.FLOAT16 and all(
             any(
-                info.dtype(target.value) == ir.DataType.FLOAT16 and 1 / ALIKE <= abs(target.factor) <= ALIKE
+                info.dtype(target.value) == ir.DataType.FLOAT16
+                and 1 / ALIKE <= abs(target.factor) <= ALIKE
                 for target in gradient.targets
             )
             for gradient in self.gradients
@@ -360,13 +428,17 @@ class _Finder:
 
     def _check_output_gradient(self, dy: View) -> None:
         if self.matcher.facts.info.dtype(dy.base) == ir.DataType.DOUBLE:
-            reason = f"the output's gradient {dy.base.name!r} is of float64, which no operator takes"
+            reason = (
+                f"the output's gradient {dy.base.name!r} is of float64, which no operator takes"
+            )
             raise PairDecline(Code.DTYPE, reason, self.gradients[0].node)
         space = self.viewer.space
         roles = space.settle(self.match.roles)
         wanted = {*roles.batch, *roles.heads, *roles.q_seq, *roles.value_head_dim}
         if set(chain.from_iterable(space.resolve_all(dy.dims))) != wanted:
-            reason = f"the axes of the output's gradient {dy.base.name!r} are not those of the output"
+            reason = (
+                f"the axes of the output's gradient {dy.base.name!r} are not those of the output"
+            )
             raise PairDecline(Code.SHAPE, reason, self.gradients[0].node)
 
 

@@ -4,19 +4,22 @@
     ds = p * (dp - d)
     ds = e * (dp / total - d / total)
 
-Every exporter writes a gradient in its own way. As polynomials these spellings are equal, whatever the order of sums,
-products and factors. That is algebra over the real numbers; only rounding differs.
+Every exporter writes a gradient in its own way. As polynomials these spellings are equal, whatever
+the order of sums, products and factors. That is algebra over the real numbers; only rounding
+differs.
 
-Two grammars say which quantities there are, and what operators besides arithmetic make of them: region.py for the
-gradient of attention, and index_region.py for the gradient of an indexer's loss. Both use this grammar of arithmetic.
-The code cites the numbers of the cases; c is a number:
+Two grammars say which quantities there are, and what operators besides arithmetic make of them:
+region.py for the gradient of attention, and index_region.py for the gradient of an indexer's loss.
+Both use this grammar of arithmetic. The code cites the numbers of the cases; c is a number:
 
     tensor :=
       1     what a grammar has put in, or reads by itself
-      2   | layout(tensor) | Cast(tensor) | c * tensor | tensor / c | -tensor            what tracing.py looks through
+      2   | layout(tensor) | Cast(tensor) | c * tensor | tensor / c | -tensor
+          what tracing.py looks through
       3   | tensor * tensor
       4   | tensor + tensor | Sum(tensor, ...) | tensor - tensor
-      5   | tensor / tensor                            the divisor one that has an inverse: see `to_power`
+      5   | tensor / tensor                            the divisor one that has an inverse: see
+          `to_power`
 """
 
 from __future__ import annotations
@@ -51,14 +54,17 @@ class Polynomial:
 
     @staticmethod
     def of(terms: Mapping[Monomial, float]) -> Polynomial | None:
-        """The polynomial of these terms; None where there is none, or a coefficient is 0 or no finite number."""
-        if not terms or not all(math.isfinite(factor) and factor != 0.0 for factor in terms.values()):
+        """The polynomial of these terms; None where there is none, or a coefficient is 0 or no
+        finite number."""
+        if not terms or not all(
+            math.isfinite(factor) and factor != 0.0 for factor in terms.values()
+        ):
             return None
         return Polynomial(terms)
 
     def times(self, other: Polynomial) -> Polynomial | None:
-        """The product; None when a power grows beyond what a gradient holds. Terms that cancel up to rounding are
-        gone."""
+        """The product; None when a power grows beyond what a gradient holds. Terms that cancel up
+        to rounding are gone."""
         result: dict[Monomial, float] = {}
         for left, a in self.terms.items():
             for right, b in other.terms.items():
@@ -77,11 +83,13 @@ class Polynomial:
 
     def scaled(self, factor: float) -> Polynomial | None:
         """Every term times a number."""
-        return Polynomial.of({monomial: coefficient * factor for monomial, coefficient in self.terms.items()})
+        return Polynomial.of(
+            {monomial: coefficient * factor for monomial, coefficient in self.terms.items()}
+        )
 
     def to_power(self, power: int, divisors: Collection[int] = ()) -> Polynomial | None:
-        """An integer power of a number times powers of the `divisors`, the places of the quantities that are divided
-        by; None for anything else."""
+        """An integer power of a number times powers of the `divisors`, the places of the quantities
+        that are divided by; None for anything else."""
         if len(self.terms) != 1:
             return None
         ((monomial, factor),) = self.terms.items()
@@ -99,7 +107,9 @@ class Polynomial:
         if self.terms.keys() != other.terms.keys():
             return None
         first, *rest = (self.terms[monomial] / factor for monomial, factor in other.terms.items())
-        return first if all(math.isclose(first, ratio, rel_tol=TOLERANCE) for ratio in rest) else None
+        return (
+            first if all(math.isclose(first, ratio, rel_tol=TOLERANCE) for ratio in rest) else None
+        )
 
     def difference(self, first: Monomial, second: Monomial) -> float | None:
         """c of c * (first - second); None for anything else."""
@@ -151,8 +161,9 @@ class Tensor(Generic[Q]):
 class PolynomialReader(Generic[Q]):
     """Reads values as tensors of one grammar.
 
-    `grammar` is called with a node and returns what it makes; for arithmetic it calls `made_by`. `tensors` keeps the
-    answers, None for a value outside the grammar; `put` enters what is known from the start.
+    `grammar` is called with a node and returns what it makes; for arithmetic it calls `made_by`.
+    `tensors` keeps the answers, None for a value outside the grammar; `put` enters what is known
+    from the start.
     """
 
     tracer: Tracer

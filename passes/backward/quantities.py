@@ -1,14 +1,17 @@
-"""What a value computed from the probabilities is: a polynomial in the few quantities a softmax's gradient is made of.
+"""What a value computed from the probabilities is: a polynomial in the few quantities a softmax's
+gradient is made of.
 
     P    the probabilities, as the product with the values reads them
     G    their gradient, dO V^T
     D    the row sums of P * G
     L    the row sums of the exponentials (decomposed softmax): exp(s - max) is P * L
     F    what dropout multiplies by: 0, or 1 / keep; then D are the row sums of P * F * G
-    T    the tanh of a soft cap, whose derivative is 1 - T^2; 1 is a quantity, too, of no power of any other
+    T    the tanh of a soft cap, whose derivative is 1 - T^2; 1 is a quantity, too, of no power of
+         any other
 
-The algebra (polynomials.py) holds in every row that attends a key, for P is 0 wherever a mask excludes. What a value is
-in a row that is masked everywhere depends on the spelling, which `MaskedRows` keeps track of.
+The algebra (polynomials.py) holds in every row that attends a key, for P is 0 wherever a mask
+excludes. What a value is in a row that is masked everywhere depends on the spelling, which
+`MaskedRows` keeps track of.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.backward.polynomials import Monomial, Polynomial
 
 LARGEST_FACTOR = 2.0**60
-"""A value more than this many times as large or as small as an operator's result is not replaced by it: one of the two
-may be infinite or 0 where the other is not."""
+"""A value more than this many times as large or as small as an operator's result is not replaced by
+it: one of the two may be infinite or 0 where the other is not."""
 
 P: Monomial = (1, 0, 0, 0, 0, 0)
 G: Monomial = (0, 1, 0, 0, 0, 0)
@@ -42,10 +45,12 @@ class MaskedRows(Enum):
 
     SAME    the polynomial of what the forward part computed in that row
     ZERO    zeros, because a selection put them there
-    SCALED  such zeros times what the forward part computed in that row: NaN where that is NaN, else zeros
+    SCALED  such zeros times what the forward part computed in that row: NaN where that is NaN, else
+            zeros
     MIXED   SCALED at some keys, ZERO at the others
     OTHER   finite where SAME is, but neither
-    RAW     made from probabilities that a guard replaced afterwards, so possibly NaN where the forward part has 0
+    RAW     made from probabilities that a guard replaced afterwards, so possibly NaN where the
+            forward part has 0
     """
 
     SAME = "same"
@@ -80,10 +85,11 @@ ZEROS = {MaskedRows.ZERO, MaskedRows.SCALED, MaskedRows.MIXED}
 class Quantity:
     """A polynomial in P, G, D, L, F and T, and what it is in rows that are masked everywhere.
 
-    `raw` says whether probabilities before their guard have a part in it, in whatever rows; `zeroed` which of the
-    forward part's selections have put zeros into it, and it is the polynomial at all other keys. `multiplied` are those
-    of them whose zeros are products of 0 with what may be NaN. `spoilt` says whether it was computed from something
-    with such zeros in another way: where P is not 0 at masked keys it is not the polynomial then.
+    `raw` says whether probabilities before their guard have a part in it, in whatever rows;
+    `zeroed` which of the forward part's selections have put zeros into it, and it is the polynomial
+    at all other keys. `multiplied` are those of them whose zeros are products of 0 with what may be
+    NaN. `spoilt` says whether it was computed from something with such zeros in another way: where
+    P is not 0 at masked keys it is not the polynomial then.
     """
 
     polynomial: Polynomial
@@ -94,7 +100,12 @@ class Quantity:
     multiplied: frozenset[int] = frozenset()
 
     @staticmethod
-    def of(monomial: Monomial, factor: float = 1.0, rows: MaskedRows = MaskedRows.SAME, raw: bool = False) -> Quantity:
+    def of(
+        monomial: Monomial,
+        factor: float = 1.0,
+        rows: MaskedRows = MaskedRows.SAME,
+        raw: bool = False,
+    ) -> Quantity:
         """A number times one monomial."""
         return Quantity(Polynomial({monomial: factor}), rows, raw)
 
@@ -108,9 +119,13 @@ class Quantity:
             factor.rows in (MaskedRows.ZERO, rows) or factor.is_finite for factor in (self, other)
         ):
             rows = MaskedRows.SCALED
-        # Zeros stay zeros beside a factor that is finite everywhere. Where all masked keys have zeros, `rows` tells
-        # what other factors make of them.
-        kept = [one for one, factor in ((self, other), (other, self)) if one.is_masked or factor.is_finite]
+        # Zeros stay zeros beside a factor that is finite everywhere. Where all masked keys have
+        # zeros, `rows` tells what other factors make of them.
+        kept = [
+            one
+            for one, factor in ((self, other), (other, self))
+            if one.is_masked or factor.is_finite
+        ]
         zeroed = frozenset[int]().union(*(factor.zeroed for factor in kept))
         multiplied = frozenset[int]().union(*(factor.multiplied for factor in kept))
         if rows is MaskedRows.SCALED:
@@ -119,12 +134,14 @@ class Quantity:
 
     @property
     def is_finite(self) -> bool:
-        """Is it finite in a row that is masked everywhere, even where P is NaN there? G, F and T are."""
+        """Is it finite in a row that is masked everywhere, even where P is NaN there? G, F and T
+        are."""
         return all(p == d == length == 0 for p, _, d, length, _, _ in self.polynomial.terms)
 
     @property
     def is_masked(self) -> bool:
-        """Are there zeros wherever the forward part masks, or NaN in a row that is masked everywhere?"""
+        """Are there zeros wherever the forward part masks, or NaN in a row that is masked
+        everywhere?"""
         return self.rows in ZEROS
 
     def plus(self, other: Quantity, sign: float = 1.0) -> Quantity | None:
@@ -142,10 +159,13 @@ class Quantity:
 
     def to_power(self, power: int) -> Quantity | None:
         """An integer power of row sums of exponentials, the only quantity that is divided by."""
-        return _quantity_of(self.polynomial.to_power(power, divisors=(L.index(1),)), self.rows, self)
+        return _quantity_of(
+            self.polynomial.to_power(power, divisors=(L.index(1),)), self.rows, self
+        )
 
     def row_sum(self, dropout: bool) -> Quantity | None:
-        """The sum over the keys: of P * G, with F if there is dropout, it is D, and L may be taken out of it."""
+        """The sum over the keys: of P * G, with F if there is dropout, it is D, and L may be taken
+        out of it."""
         result: dict[Monomial, float] = {}
         for (p, g, d, length, f, t), factor in self.polynomial.terms.items():
             if (p, g, f, t) != (1, 1, int(dropout), 0):
@@ -155,14 +175,17 @@ class Quantity:
         return _quantity_of(Polynomial.of(result), rows, self)
 
     def selected(self, selection: int, selections: int, multiplied: bool = False) -> Quantity:
-        """With zeros where one of the forward part's selections masks: a row all of them mask together is zeros.
+        """With zeros where one of the forward part's selections masks: a row all of them mask
+        together is zeros.
 
         If they are `multiplied` by 0 there, what is NaN stays NaN.
         """
         zeroed, products = self.zeroed | {selection}, self.multiplied
         if not multiplied:
             products -= {selection}
-        elif selection not in self.zeroed and not self.is_finite and self.rows is not MaskedRows.ZERO:
+        elif (
+            selection not in self.zeroed and not self.is_finite and self.rows is not MaskedRows.ZERO
+        ):
             products |= {selection}
         rows = MaskedRows.OTHER if len(zeroed) < selections else MaskedRows.ZERO
         if rows is MaskedRows.ZERO and products:
@@ -200,7 +223,10 @@ def _quantity_of(
     zeroed: frozenset[int] = frozenset(),
     multiplied: frozenset[int] = frozenset(),
 ) -> Quantity | None:
-    """The polynomial that was computed from these; of their zeros it has those of the selections `zeroed`."""
+    """The polynomial that was computed from these; of their zeros it has those of the selections
+    `zeroed`."""
     raw = any(source.raw for source in sources)
     spoilt = any(source.spoilt or source.zeroed - zeroed for source in sources)
-    return None if polynomial is None else Quantity(polynomial, rows, raw, zeroed, spoilt, multiplied)
+    return (
+        None if polynomial is None else Quantity(polynomial, rows, raw, zeroed, spoilt, multiplied)
+    )

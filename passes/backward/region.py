@@ -1,38 +1,48 @@
-"""The values between the probabilities and the gradients, each as the quantity it is (see quantities.py).
+"""The values between the probabilities and the gradients, each as the quantity it is (see
+quantities.py).
 
     dp = dy @ v.transpose(-2, -1)
     ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * scale
     dq, dk, dv = ds @ k, ds.transpose(-2, -1) @ q, p.transpose(-2, -1) @ dy
 
-Grammar, from the probabilities downwards and, where another operand comes in, upwards to the product that made it. The
-code cites the numbers of the cases; c is a number:
+Grammar, from the probabilities downwards and, where another operand comes in, upwards to the
+product that made it. The code cites the numbers of the cases; c is a number:
 
     region :=
-      1     what the forward part left                    the probabilities, exponentials and their row sums
+      1     what the forward part left                    the probabilities, exponentials and their
+                                                          row sums
       2   | dO V^T in any spelling of the product         G
-      3   | arithmetic of regions                         layout, casts, factors, products, sums: see polynomials.py
+      3   | arithmetic of regions                         layout, casts, factors, products, sums:
+                                                          see polynomials.py
       4   | Pow(L, n) | Reciprocal(L) | c / L | Pow(region, 2)
       5   | ReduceSum(region) over the keys               of P*G, with powers of L before it
-      6   | ReduceSum(dO * O) over the values' depth      D, as FlashAttention's backward part computes it
+      6   | ReduceSum(dO * O) over the values' depth      D, as FlashAttention's backward part
+                                                          computes it
       7   | ReduceSum(region) over a size of 1            jax: of what is repeated after it
       8   | Einsum(region, region)                        summed over the keys and nothing else
       9   | SoftmaxGrad_13(region, region), SoftmaxGrad   com.microsoft: P * (g - rowsum(P * g))
-     10   | Where(c, region, 0) | Where(c, 0, region)     c the condition of a selection on the scores, of the guard, or
-                                                          the drop mask
+     10   | Where(c, region, 0) | Where(c, 0, region)     c the condition of a selection on the
+                                                          scores, of the guard, or the drop mask
      11   | Cast(drop mask)                               zeros and ones: keep * F
-     12   | DropoutGrad(region, drop mask, ratio)         com.microsoft: region * drop mask / (1 - ratio)
+     12   | DropoutGrad(region, drop mask, ratio)         com.microsoft: region * drop mask / (1 -
+                                                          ratio)
           | DropoutGrad(region, ...)                      not in training mode: the region itself
      13   | Tanh of a soft cap, in the forward part       T
-     14   | region + c | region - c | c - region          beside a soft cap: of 1 - T^2, or of (1 - T) * (1 + T)
+     14   | region + c | region - c | c - region          beside a soft cap: of 1 - T^2, or of (1 -
+                                                          T) * (1 + T)
      15   | TanhGrad(region, T)                           com.microsoft: region * (1 - T^2)
-     16   | region * b                                    b of 0 and c, from the condition of a selection on the scores
-     17   | region + 0                                    left of a Where that tf2onnx writes as g * b + 0 * (1 - b)
+     16   | region * b                                    b of 0 and c, from the condition of a
+                                                          selection on the scores
+     17   | region + 0                                    left of a Where that tf2onnx writes as g *
+                                                          b + 0 * (1 - b)
 
-Zeros put where the forward part masks change nothing in a row that attends a key, for in the end everything there is
-multiplied by a probability of 0. Zeros put anywhere else change the gradient: not accepted.
+Zeros put where the forward part masks change nothing in a row that attends a key, for in the end
+everything there is multiplied by a probability of 0. Zeros put anywhere else change the gradient:
+not accepted.
 
-O is what the product with the values gives, P V, dropout included. So sum_d dO O = sum_j P (dO V^T) = D in every row,
-one without keys included: there O was made of the same P. Who else reads O does not matter, for the operator gives it.
+O is what the product with the values gives, P V, dropout included. So sum_d dO O = sum_j P (dO V^T)
+= D in every row, one without keys included: there O was made of the same P. Who else reads O does
+not matter, for the operator gives it.
 """
 
 from __future__ import annotations
@@ -45,7 +55,19 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes, Axis
 from fa_compiler.passes.backward.polynomials import Monomial, PolynomialReader, Tensor
-from fa_compiler.passes.backward.quantities import ONE, SLOPE, D, E, F, G, L, MaskedRows, P, Quantity, T
+from fa_compiler.passes.backward.quantities import (
+    ONE,
+    SLOPE,
+    D,
+    E,
+    F,
+    G,
+    L,
+    MaskedRows,
+    P,
+    Quantity,
+    T,
+)
 from fa_compiler.passes.backward.tracing import Tracer, left_by, seeds
 from fa_compiler.passes.ir.nodes import (
     axes_of,
@@ -75,7 +97,10 @@ from fa_compiler.passes.ops.elementwise import bare
 from fa_compiler.passes.values.patterns import Bind, OneOf, Op, match
 
 BASE = Bind("base")
-POWER = OneOf((Op("Pow", BASE, Bind("exponent")), Op("Reciprocal", BASE), Op("Div", Bind("number"), BASE)))  # 4
+# 4
+POWER = OneOf(
+    (Op("Pow", BASE, Bind("exponent")), Op("Reciprocal", BASE), Op("Div", Bind("number"), BASE))
+)
 
 
 def _forward(monomial: Monomial, is_raw: bool) -> Quantity:
@@ -85,7 +110,8 @@ def _forward(monomial: Monomial, is_raw: bool) -> Quantity:
 
 @dataclass
 class Region:
-    """The region of one match. `dy` is the gradient of the output, known from the first product that reads it."""
+    """The region of one match. `dy` is the gradient of the output, known from the first product
+    that reads it."""
 
     match: AttentionMatch
     derivation: Derivation
@@ -139,17 +165,24 @@ class Region:
         return made
 
     def _may_be_larger(self, value: ir.Value, dims: Arrangement) -> bool:
-        """Does a value differ in size from the probabilities along one of their axes? Where that axis is 1 in a run, an
-        operand enlarges only the gradient."""
+        """Does a value differ in size from the probabilities along one of their axes? Where that
+        axis is 1 in a run, an operand enlarges only the gradient."""
         space, info, probabilities = self.viewer.space, self.viewer.info, self.match.anchor.output
         axes = space.resolve_all(self.derivation.probabilities.seen[probabilities])
         known = dict(zip(axes, info.sizes(probabilities), strict=False))
         sizes = zip(space.resolve_all(dims), info.sizes(value), strict=False)
-        return any(size != known[axis] and not known[axis].is_const for axis, size in sizes if axis and axis in known)
+        return any(
+            size != known[axis] and not known[axis].is_const
+            for axis, size in sizes
+            if axis and axis in known
+        )
 
     def _made_by(self, node: ir.Node) -> Tensor[Quantity] | None:
         kept = self._drop_mask(node.inputs[0]) if is_op(node, "Cast") else None  # 11
-        arithmetic = kept or self._zeroed(node) or self.reader.made_by(node) or self._unchanged(node)  # 3
+        # 3
+        arithmetic = (
+            kept or self._zeroed(node) or self.reader.made_by(node) or self._unchanged(node)
+        )
         if arithmetic is not None:
             return arithmetic
         return OWN_RULES.get((domain_of(node), node.op_type), Region._of_product)(self, node)
@@ -159,7 +192,8 @@ class Region:
         return None if product is None else self._product(product)
 
     def _dropout_gradient(self, node: ir.Node) -> Tensor[Quantity] | None:
-        """Case 12: the gradient through a Dropout with a known mask, or through one that is switched off."""
+        """Case 12: the gradient through a Dropout with a known mask, or through one that is
+        switched off."""
         tensor, mode = self.reader.tensor(node.inputs[0]), input_of(node, 3)
         ratio, flag = self.viewer.info.scalar(operand_at(node, 2)), constant(mode, limit=1)
         if tensor is None or (mode is not None and flag is None):
@@ -180,11 +214,16 @@ class Region:
             return None
         left, right = operands(node)
         sign = -1.0 if is_op(node, "Sub") else 1.0
-        for region, other, factor, sign_of_number in ((left, right, 1.0, sign), (right, left, sign, 1.0)):
+        for region, other, factor, sign_of_number in (
+            (left, right, 1.0, sign),
+            (right, left, sign, 1.0),
+        ):
             tensor, number = self.reader.tensor(region), self.viewer.info.scalar(other)
             if tensor is not None and number is not None and number != 0.0:
                 own = tensor.quantity.scaled(factor)
-                return Tensor.of(own and own.plus(Quantity.of(ONE, number * sign_of_number)), tensor.dims)
+                return Tensor.of(
+                    own and own.plus(Quantity.of(ONE, number * sign_of_number)), tensor.dims
+                )
         return None
 
     def _tanh_gradient(self, node: ir.Node) -> Tensor[Quantity] | None:
@@ -199,7 +238,10 @@ class Region:
     def _drop_mask(self, value: ir.Value | None) -> Tensor[Quantity] | None:
         """Case 11: the drop mask, of zeros and ones, which is `keep` times F."""
         dropout = self.match.dropout
-        if dropout is None or (known := self.tracer.trace(value, {dropout.mask: dropout.dims})) is None:
+        if (
+            dropout is None
+            or (known := self.tracer.trace(value, {dropout.mask: dropout.dims})) is None
+        ):
             return None
         return Tensor(Quantity.of(F, dropout.keep), known.dims)
 
@@ -208,7 +250,10 @@ class Region:
         power_of = match(POWER, node.outputs[0], self.viewer.info)
         if power_of is None or (tensor := self.reader.tensor(power_of["base"])) is None:
             return None
-        number, exponent = self._number(power_of.get("number"), 1.0), self._number(power_of.get("exponent"), -1.0)
+        number, exponent = (
+            self._number(power_of.get("number"), 1.0),
+            self._number(power_of.get("exponent"), -1.0),
+        )
         if number is None or exponent is None or not exponent.is_integer():
             return None
         power = tensor.quantity.to_power(int(exponent))
@@ -245,11 +290,17 @@ class Region:
         for out, gradient in operand_orders(product, "Mul"):
             output = self.tracer.trace(out, {self.match.output: self.match.output_dims})
             other = output and self.tracer.trace(gradient, seeds(self.dy.equivalent_values))
-            if output is None or other is None or not (dims := self.tracer.aligned(output.dims, other.dims)):
+            if (
+                output is None
+                or other is None
+                or not (dims := self.tracer.aligned(output.dims, other.dims))
+            ):
                 continue
             axis = place % len(dims)
             if space.resolve(dims[axis]) == space.resolve(self.match.roles.value_head_dim):
-                return Tensor.of(Quantity.of(D).scaled(output.factor * other.factor), left_by(node, dims, {axis}))
+                return Tensor.of(
+                    Quantity.of(D).scaled(output.factor * other.factor), left_by(node, dims, {axis})
+                )
         return None
 
     def are_columns(self, axes: Axes) -> bool:
@@ -272,7 +323,8 @@ class Region:
         return Tensor.of(inner and softmax.quantity.times(inner), dims)
 
     def _runs_along_keys(self, softmax_gradient: ir.Node, dims: Arrangement) -> bool:
-        """Is this the gradient of a softmax along the keys? The older operator flattens all axes from its own on."""
+        """Is this the gradient of a softmax along the keys? The older operator flattens all axes
+        from its own on."""
         last, modern = len(dims) - 1, softmax_gradient.op_type == "SoftmaxGrad_13"
         axis = int_attr(softmax_gradient, "axis", -1 if modern else 1)
         if axis < 0:
@@ -289,10 +341,14 @@ class Region:
         return None
 
     def _is_zero(self, value: ir.Value) -> bool:
-        return self.viewer.facts.sets.of(value) == frozenset((0.0,)) or self.viewer.info.scalar(value) == 0.0
+        return (
+            self.viewer.facts.sets.of(value) == frozenset((0.0,))
+            or self.viewer.info.scalar(value) == 0.0
+        )
 
     def _zeroed(self, node: ir.Node) -> Tensor[Quantity] | None:
-        """Case 16: zeros where the forward part masks, by a factor that is 0 there and one number elsewhere."""
+        """Case 16: zeros where the forward part masks, by a factor that is 0 there and one number
+        elsewhere."""
         for region, factor in operand_orders(node, "Mul"):
             number = self.viewer.facts.sets.only_besides_zero(factor)
             if number is None or (tensor := self.reader.tensor(region)) is None:
@@ -308,10 +364,15 @@ class Region:
         return self.reader.tensor(next(given, None))
 
     def _masked(self, condition: ir.Value, keep: bool, tensor: Tensor[Quantity]) -> Quantity | None:
-        """The tensor with zeros where `condition` is not `keep`; None for a condition foreign to the forward part."""
+        """The tensor with zeros where `condition` is not `keep`; None for a condition foreign to
+        the forward part."""
         own, negated = bare(condition, self.viewer.info)
         kept = self._drop_mask(own)
-        if kept is not None and keep != negated and self.tracer.aligned(tensor.dims, kept.dims) is not None:
+        if (
+            kept is not None
+            and keep != negated
+            and self.tracer.aligned(tensor.dims, kept.dims) is not None
+        ):
             return tensor.quantity.times(kept.quantity)
         if (selection := self._selection(condition, keep, tensor)) is not None:
             return tensor.quantity.selected(selection, len(self._selections))
@@ -322,8 +383,12 @@ class Region:
         test, chosen, _ = operands(where)
         chosen_is_kept = self.reader.tensors.get(chosen) is not None
         theirs, other = bare(test, self.viewer.info)
-        dims = self.viewer.alignment(test, self.derivation.probabilities.seen[where.outputs[0]], where)
-        if keep ^ negated != chosen_is_kept ^ other or not self._selects_alike(own, theirs, dims, tensor):
+        dims = self.viewer.alignment(
+            test, self.derivation.probabilities.seen[where.outputs[0]], where
+        )
+        if keep ^ negated != chosen_is_kept ^ other or not self._selects_alike(
+            own, theirs, dims, tensor
+        ):
             return None
         return tensor.quantity.guarded()
 
@@ -332,16 +397,22 @@ class Region:
         return instances(self.derivation.paths.scores.terms, Select)
 
     def _selection(self, condition: ir.Value, keep: bool, tensor: Tensor[Quantity]) -> int | None:
-        """The place of the selection on the scores that keeps what is kept where `condition` is `keep`."""
+        """The place of the selection on the scores that keeps what is kept where `condition` is
+        `keep`."""
         own, negated = bare(condition, self.viewer.info)
         for place, term in enumerate(self._selections):
             theirs, other = bare(term.operand.value, self.viewer.info)
-            if keep ^ negated == term.keep ^ other and self._selects_alike(own, theirs, term.operand.dims, tensor):
+            if keep ^ negated == term.keep ^ other and self._selects_alike(
+                own, theirs, term.operand.dims, tensor
+            ):
                 return place
         return None
 
-    def _selects_alike(self, own: ir.Value, theirs: ir.Value, dims: Arrangement, tensor: Tensor[Quantity]) -> bool:
-        """Does a condition select from the tensor along the axes along which the forward part's does?"""
+    def _selects_alike(
+        self, own: ir.Value, theirs: ir.Value, dims: Arrangement, tensor: Tensor[Quantity]
+    ) -> bool:
+        """Does a condition select from the tensor along the axes along which the forward part's
+        does?"""
         known = self.tracer.trace(theirs if equal_numbers(own, theirs) else own, {theirs: dims})
         if known is None:
             return False
@@ -349,7 +420,9 @@ class Region:
         mine, wanted = space.resolve_all(known.dims), space.resolve_all(tensor.dims)
         if len(mine) > len(wanted):
             return False
-        return all(not a or self.tracer.same(a, b) for a, b in zip(mine[::-1], wanted[::-1], strict=False))
+        return all(
+            not a or self.tracer.same(a, b) for a, b in zip(mine[::-1], wanted[::-1], strict=False)
+        )
 
     # -- products -------------------------------------------------------------------------------
 
@@ -379,10 +452,16 @@ class Region:
         dims = self.tracer.aligned(one.dims, tuple(order[label] for label in product.labels[0]))
         quantity = one.quantity.times(other.quantity)
         total = quantity and quantity.row_sum(self.dropout)
-        if dims is None or total is None or not self._runs_over(product, 0, dims, self.match.roles.kv_seq):
+        if (
+            dims is None
+            or total is None
+            or not self._runs_over(product, 0, dims, self.match.roles.kv_seq)
+        ):
             return None
         by_label = dict(zip(product.labels[0], dims, strict=True))
-        return Tensor.of(total.scaled(product.factor), tuple(by_label[label] for label in product.out))
+        return Tensor.of(
+            total.scaled(product.factor), tuple(by_label[label] for label in product.out)
+        )
 
     def _runs_over(self, product: Contraction, side: int, dims: Arrangement, axes: Axes) -> bool:
         """Does the product sum over exactly these axes?"""
@@ -391,11 +470,14 @@ class Region:
         summed = space.resolve(chain.from_iterable(by_label[label] for label in product.summed))
         return len(product.summed) == 1 and summed == space.resolve(axes)
 
-    def output_gradient(self, product: Contraction, side: int, other: Arrangement) -> tuple[Arrangement, float] | None:
-        """The operand of a product as the gradient of the attention's output: its arrangement and factor.
+    def output_gradient(
+        self, product: Contraction, side: int, other: Arrangement
+    ) -> tuple[Arrangement, float] | None:
+        """The operand of a product as the gradient of the attention's output: its arrangement and
+        factor.
 
-        The first operand that stands where that gradient has to stand is taken for it; all others have to be the same.
-        What it is does not matter: the operator's gradients are linear in it.
+        The first operand that stands where that gradient has to stand is taken for it; all others
+        have to be the same. What it is does not matter: the operator's gradients are linear in it.
         """
         value = product.operands[side]
         if self.dy is not None:
@@ -411,28 +493,37 @@ class Region:
         return None
 
     def walk(self, product: Contraction, side: int, dims: Arrangement, other: Arrangement) -> bool:
-        """Let the labels two operands share run along the same axes. An axis that runs along two labels is refused: the
-        product walks each of them by itself."""
+        """Let the labels two operands share run along the same axes. An axis that runs along two
+        labels is refused: the product walks each of them by itself."""
         if len(dims) != len(product.labels[side]) or len(other) != len(product.labels[1 - side]):
             return False
         mine = dict(zip(product.labels[side], dims, strict=True))
         theirs = dict(zip(product.labels[1 - side], other, strict=True))
         for label in mine.keys() & theirs.keys():
-            one, two = self.viewer.space.resolve(mine[label]), self.viewer.space.resolve(theirs[label])
+            one, two = (
+                self.viewer.space.resolve(mine[label]),
+                self.viewer.space.resolve(theirs[label]),
+            )
             broadcast = label in product.out and not (one and two)
             if not broadcast and not self.tracer.same(one, two):
                 return False
         places: dict[Axis, str] = {}
         for label, dim in (*mine.items(), *theirs.items()):
-            if any(places.setdefault(axis, label) != label for axis in self.viewer.space.resolve(dim)):
+            if any(
+                places.setdefault(axis, label) != label for axis in self.viewer.space.resolve(dim)
+            ):
                 return False
         return True
 
-    def arranged(self, product: Contraction, side: int, mine: Arrangement, other: Arrangement) -> Arrangement:
+    def arranged(
+        self, product: Contraction, side: int, mine: Arrangement, other: Arrangement
+    ) -> Arrangement:
         """The arrangement of a product's output."""
         one = dict(zip(product.labels[side], mine, strict=True))
         two = dict(zip(product.labels[1 - side], other, strict=True))
-        return self.viewer.space.resolve_all(one.get(label) or two.get(label) or () for label in product.out)
+        return self.viewer.space.resolve_all(
+            one.get(label) or two.get(label) or () for label in product.out
+        )
 
 
 OWN_RULES: Mapping[tuple[str, str], Callable[[Region, ir.Node], Tensor[Quantity] | None]] = {

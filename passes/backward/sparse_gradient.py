@@ -1,16 +1,16 @@
 """From a matched gradient to a SparseFlashAttentionGrad node beside its SparseFlashAttention.
 
-    accepted    a gradient as of any attention (match.py), whose forward part is one to selected keys
-                (sparse/masked_selection.py), or to gathered ones (sparse/gathered_keys.py) whose gradients are added
-                up after it (scattered.py); no guard against NaN probabilities; rows without a key give the gradients
-                nothing
+    accepted    a gradient as of any attention (match.py), whose forward part is one to selected
+                keys (sparse/masked_selection.py), or to gathered ones (sparse/gathered_keys.py)
+                whose gradients are added up after it (scattered.py); no guard against NaN
+                probabilities; rows without a key give the gradients nothing
     emitted     SparseFlashAttentionGrad with the forward node's inputs, list, statistics and result
-    left        (both are then the dense pair)
-                a row that may be without a key and gives the gradients something; what the target forbids
+    left        (both are then the dense pair) a row that may be without a key and gives the
+                gradients something; what the target forbids
 
-Sound because the dense gradient was proven to be that of the attention under its mask, where P is 0 at every key that
-is not listed, and the operator sums the same terms over the listed keys. A key that is also value, or part of it, is so
-in the graph: it adds up the two gradients itself.
+Sound because the dense gradient was proven to be that of the attention under its mask, where P is 0
+at every key that is not listed, and the operator sums the same terms over the listed keys. A key
+that is also value, or part of it, is so in the graph: it adds up the two gradients itself.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ OUTPUTS: dict[Role, str] = {
 
 @dataclass
 class ListedBackward(GradientCompanion):
-    """Emits the gradient as the companion of an attention to selected keys (see sparse/builder.py). `every_row` says
-    whether every row has to be proven to have a key."""
+    """Emits the gradient as the companion of an attention to selected keys (see sparse/builder.py).
+    `every_row` says whether every row has to be proven to have a key."""
 
     every_row: bool = field(kw_only=True)
     failure: Decline | None = None
@@ -69,24 +69,34 @@ class ListedBackward(GradientCompanion):
         return decline
 
     def check_rows(self, match: AttentionMatch, full: bool) -> bool:
-        """Can the operator give the gradients what the graph gives them in rows without a key or with a NaN softmax? If
-        not, `refused` says why."""
+        """Can the operator give the gradients what the graph gives them in rows without a key or
+        with a NaN softmax? If not, `refused` says why."""
         mask = match.mask
         if mask.nan_rows:
-            self.refused = f"{OP} has no zeros for rows whose softmax is NaN, as the guard here gives"
-        elif not (full if self.every_row else {mask.empty_rows, self.record.empty_rows} <= {"", "zero"}):
+            self.refused = (
+                f"{OP} has no zeros for rows whose softmax is NaN, as the guard here gives"
+            )
+        elif not (
+            full if self.every_row else {mask.empty_rows, self.record.empty_rows} <= {"", "zero"}
+        ):
             reason = f"{OP} has no name for what a row without a key gives the gradients"
             self.refused = f"{reason}; --assume {NO_EMPTY_ROWS} if there is no such row"
         return not self.refused
 
-    def move_after_scatter(self, match: AttentionMatch, read: Sequence[GatheredOperand], space: AxisSpace) -> bool:
-        """Are the gradients added up where keys and values were gathered from? Then they are taken from there."""
+    def move_after_scatter(
+        self, match: AttentionMatch, read: Sequence[GatheredOperand], space: AxisSpace
+    ) -> bool:
+        """Are the gradients added up where keys and values were gathered from? Then they are taken
+        from there."""
         if self.record.divergence is not None:
             self.refused = "an indexer learns from probabilities of gathered keys"
             return False
         tracer = Tracer(match, Viewer(self.rewriter.facts, space))
         roles, rope = match.roles, match.rope
-        sources = {"key": (match.key, read[0], roles.head_dim), "value": (match.value, read[1], roles.value_head_dim)}
+        sources = {
+            "key": (match.key, read[0], roles.head_dim),
+            "value": (match.value, read[1], roles.value_head_dim),
+        }
         if rope is not None:
             sources["key_rope"] = rope.key, read[2], rope.head_dim
         gradients: list[Gradient] = []
@@ -103,15 +113,20 @@ class ListedBackward(GradientCompanion):
         return True
 
     def build(
-        self, node: ir.Node, inputs: dict[str, ir.Value], sparse: SparseFlashBuilder, selection: Selection | None
+        self,
+        node: ir.Node,
+        inputs: dict[str, ir.Value],
+        sparse: SparseFlashBuilder,
+        selection: Selection | None,
     ) -> Callable[[], None] | None:
-        """Add the gradient of a forward node, and the loss; what is returned puts the results in place. None where the
-        target forbids it. Raises Decline."""
+        """Add the gradient of a forward node, and the loss; what is returned puts the results in
+        place. None where the target forbids it. Raises Decline."""
         pairs = self._gradients(node, inputs, sparse)
         if pairs is None:
             return None
         if self.record.divergence is not None:
-            assert selection is not None  # of gathered keys there is no loss: see move_after_scatter()
+            # of gathered keys there is no loss: see move_after_scatter()
+            assert selection is not None
             loss_builder = IndexLoss(self.record.divergence, selection, self.rewriter)
             loss, more = reworded(lambda: loss_builder.build(node, inputs, sparse), self._failed)
             self.nodes.append(loss)
@@ -131,13 +146,18 @@ class ListedBackward(GradientCompanion):
             return []
         builder = self.rewriter.builder
         match = replace(sparse.match, roles=replace(sparse.match.roles, kv_seq=sparse.tokens))
-        destinations = [destination_of(wanted_gradient, match, LAYOUT) for wanted_gradient in self.record.gradients]
+        destinations = [
+            destination_of(wanted_gradient, match, LAYOUT)
+            for wanted_gradient in self.record.gradients
+        ]
         if None in destinations:
             return None
         roles = match.roles
         given = inputs | {
             "d_out": sparse.arranged(
-                self.record.dy, (roles.batch, roles.q_seq, roles.heads, roles.value_head_dim), match.dtype
+                self.record.dy,
+                (roles.batch, roles.q_seq, roles.heads, roles.value_head_dim),
+                match.dtype,
             ),
             "out": node.outputs[0],
             "softmax_max": node.outputs[1],
@@ -156,6 +176,11 @@ class ListedBackward(GradientCompanion):
             assert destination is not None
             value = results[f"{gradient.name}_{OUTPUTS[wanted_gradient.role]}"]
             dims = gradient_dims(wanted_gradient.role, match, LAYOUT)
-            pairs.append((destination.target, moved_to(value, dims, destination, match.dtype, builder, sparse.emitter)))
+            pairs.append(
+                (
+                    destination.target,
+                    moved_to(value, dims, destination, match.dtype, builder, sparse.emitter),
+                )
+            )
         self.nodes.append(gradient)
         return pairs

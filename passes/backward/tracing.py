@@ -1,8 +1,9 @@
 """Following a value up to one whose axes are known already.
 
-The gradient reads query, key, values and masks in its own layouts, often branching off in the middle of the forward
-part's. A value is *known* when it is reached through layout operators, factors and casts from one that has an
-arrangement; then its own arrangement follows, in the same axes, and no new ones are invented but by Expand.
+The gradient reads query, key, values and masks in its own layouts, often branching off in the
+middle of the forward part's. A value is *known* when it is reached through layout operators,
+factors and casts from one that has an arrangement; then its own arrangement follows, in the same
+axes, and no new ones are invented but by Expand.
 
 Casts between float types are looked through in both directions: they only round a gradient.
 """
@@ -85,7 +86,8 @@ class Tracer:
     def same(self, one: Axes, other: Axes) -> bool:
         """Are two dimensions that an operator walks together the same axes?
 
-        Axes of neither role are named after those they walk with; two that both have a role have to be equal.
+        Axes of neither role are named after those they walk with; two that both have a role have to
+        be equal.
         """
         space = self.viewer.space
         mine, theirs = space.resolve(one), space.resolve(other)
@@ -102,10 +104,13 @@ class Tracer:
         return False
 
     def aligned(self, one: Arrangement, other: Arrangement) -> Arrangement | None:
-        """The arrangement of two operands that broadcast together; None when their axes do not match, or when one axis
-        would run along two dimensions: they are walked apart then, and not together."""
+        """The arrangement of two operands that broadcast together; None when their axes do not
+        match, or when one axis would run along two dimensions: they are walked apart then, and not
+        together."""
         rank = max(len(one), len(other))
-        pairs = zip(((),) * (rank - len(one)) + one, ((),) * (rank - len(other)) + other, strict=True)
+        pairs = zip(
+            ((),) * (rank - len(one)) + one, ((),) * (rank - len(other)) + other, strict=True
+        )
         result: list[Axes] = []
         for mine, theirs in pairs:
             if mine and theirs and not self.same(mine, theirs):
@@ -116,13 +121,19 @@ class Tracer:
         return dims if len(every) == len(set(every)) else None
 
 
-def seeds(equivalent_values: tuple[tuple[ir.Value, Arrangement], ...]) -> dict[ir.Value, Arrangement]:
-    """The equivalent values of a view (views.py): the arrangement of each value between its base and the viewed
-    value."""
+def seeds(
+    equivalent_values: tuple[tuple[ir.Value, Arrangement], ...],
+) -> dict[ir.Value, Arrangement]:
+    """The equivalent values of a view (views.py): the arrangement of each value between its base
+    and the viewed value."""
     return dict(equivalent_values)
 
 
 def left_by(node: ir.Node, dims: Arrangement, chosen: Collection[int]) -> Arrangement:
     """What a reduction over the `chosen` dimensions leaves of an arrangement."""
     keep = int_attr(node, "keepdims", 1) == 1
-    return tuple(() if place in chosen else dim for place, dim in enumerate(dims) if keep or place not in chosen)
+    return tuple(
+        () if place in chosen else dim
+        for place, dim in enumerate(dims)
+        if keep or place not in chosen
+    )

@@ -1,9 +1,10 @@
 """A proven causal convolution becomes one ShortConvolution.
 
-The operator is with channels_last where x is transposed from [B,T,C] and the result back, and both Transposes are then
-superfluous. A state that is cut from the transposed x is cut from x, and transposed alone. In ONNX Runtime, 2,048
-tokens of 4,096 channels take 58 ms as exported, 44 ms with the Transposes and 17 ms without them; one token takes
-0.42 ms as exported and 0.04 ms (bench/convolution.py, one thread of an AMD EPYC with AVX2).
+The operator is with channels_last where x is transposed from [B,T,C] and the result back, and both
+Transposes are then superfluous. A state that is cut from the transposed x is cut from x, and
+transposed alone. In ONNX Runtime, 2,048 tokens of 4,096 channels take 58 ms as exported, 44 ms with
+the Transposes and 17 ms without them; one token takes 0.42 ms as exported and 0.04 ms
+(bench/convolution.py, one thread of an AMD EPYC with AVX2).
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.direct import Attributes, DirectConversion
 from fa_compiler.passes.convolution.match import RANK, TOKENS, TURNED, Convolution, turned_source
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import constant, data_readers, input_of, is_op, outputs_of, producer
+from fa_compiler.passes.ir.nodes import (
+    constant,
+    data_readers,
+    input_of,
+    is_op,
+    outputs_of,
+    producer,
+)
 from fa_compiler.passes.values.facts import Facts
 
 OP = "ShortConvolution"
@@ -27,8 +35,8 @@ END = np.iinfo(np.int64).max
 SLICE_BY_INPUTS = 10
 """From this opset on a Slice has its places as inputs."""
 MOST_LAST = 8
-"""More weights than this are not for channels_last: 31 of them take 42 ms there, and 4 ms with the channels first,
-beside 21 ms of the Conv (1,024 channels, 2,048 tokens)."""
+"""More weights than this are not for channels_last: 31 of them take 42 ms there, and 4 ms with the
+channels first, beside 21 ms of the Conv (1,024 channels, 2,048 tokens)."""
 AXES = 3
 """The place of the axes among them."""
 
@@ -45,7 +53,8 @@ class Emitter:
     builder: Builder
 
     def emit(self) -> tuple[ir.Node, Pairs]:
-        """The operator, which is in the graph then, and what takes the places of old values. Raises Decline."""
+        """The operator, which is in the graph then, and what takes the places of old values. Raises
+        Decline."""
         match, result = self.match, self.match.result
         is_last = match.width <= MOST_LAST and (result.is_turned or bool(result.copies))
         source = turned_source(match.window.x, self.builder.graph) if is_last else None
@@ -56,8 +65,12 @@ class Emitter:
             "bias": input_of(match.node, 2),
             "past_state": past,
         }
-        attrs: Attributes = {"activation": result.activation, "channels_last": int(source is not None)}
-        # Both outputs have names: onnx's shape inference refuses a call of the file's function with fewer of them.
+        attrs: Attributes = {
+            "activation": result.activation,
+            "channels_last": int(source is not None),
+        }
+        # Both outputs have names: onnx's shape inference refuses a call of the file's function with
+        # fewer of them.
         node = DirectConversion(match.node, self.facts, self.builder).registered(OP, inputs, attrs)
         output, present = node.outputs
         output.dtype = present.dtype = match.dtype
@@ -78,7 +91,9 @@ class Emitter:
         if state is None or self.match.window.front == history:
             return state
         if self.builder.opset < SLICE_BY_INPUTS:
-            raise Decline(Code.OPSET, "the state cannot be cut in this opset", self.match.node, NEWER_OPSET)
+            raise Decline(
+                Code.OPSET, "the state cannot be cut in this opset", self.match.node, NEWER_OPSET
+            )
         return self.builder.slice(state, [-history], [END], [TOKENS])
 
     def _results(self, output: ir.Value, source: ir.Value | None) -> Pairs:
@@ -92,18 +107,25 @@ class Emitter:
         return self.builder.transpose(value, tuple(TURNED))
 
     def _cuts(self, source: ir.Value) -> Pairs:
-        """The Slices along the tokens of x, transposed alone; none where something else reads x, which then stays."""
+        """The Slices along the tokens of x, transposed alone; none where something else reads x,
+        which then stays."""
         x = self.match.window.x
         own = {self.match.node, producer(self.match.node.inputs[0])}
         readers = [node for node in data_readers(x) if node not in own]
         if x.is_graph_output() or not all(map(self._cuts_tokens, readers)):
             return []
         axis = self.builder.ints([1])
-        bounds = ([source, *node.inputs[1:AXES], axis, *node.inputs[AXES + 1 :]] for node in readers)
+        bounds = (
+            [source, *node.inputs[1:AXES], axis, *node.inputs[AXES + 1 :]] for node in readers
+        )
         cuts = (self.builder.op("Slice", given) for given in bounds)
         return list(zip(outputs_of(readers), map(self._turned, cuts), strict=True))
 
     def _cuts_tokens(self, node: ir.Node) -> bool:
         """Is a node a Slice along the tokens alone, which has its places as inputs?"""
         axes = if_known(np.ndarray.tolist, constant(input_of(node, AXES), limit=1))
-        return is_op(node, "Slice") and node.graph is self.builder.graph and axes in ([TOKENS], [TOKENS - RANK])
+        return (
+            is_op(node, "Slice")
+            and node.graph is self.builder.graph
+            and axes in ([TOKENS], [TOKENS - RANK])
+        )

@@ -52,7 +52,9 @@ def _fused(match: Convolution, graph: ir.Graph, facts: Facts, names: Names) -> F
         node, pairs = made
         trial.replace(*pairs)
         if trial.keep() is None:
-            reason = "what this causal convolution reads is computed for it in the graph around its own"
+            reason = (
+                "what this causal convolution reads is computed for it in the graph around its own"
+            )
             return FoundConvolution(match.node, Decline(Code.SCOPE, reason, match.node))
     block = Block(id=0, kind="convolution", anchor=anchor, status="fused", op=OP, node=node.name)
     return FoundConvolution(node, block)

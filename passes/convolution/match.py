@@ -8,41 +8,50 @@
 Grammar; the code cites the numbers of the cases. x is [B,C,T], and `front` columns stand before it:
 
     window :=
-      1     x                              the Conv has `front` pads before it, and any number behind it
-      2   | Pad(x)                         the same zeros, by a Pad along the tokens; the Conv has none
-      3   | Concat(state, x)               along the tokens; `front` is the number of columns of the state
+      1     x                              the Conv has `front` pads before it, and any number
+                                           behind it
+      2   | Pad(x)                         the same zeros, by a Pad along the tokens; the Conv has
+                                           none
+      3   | Concat(state, x)               along the tokens; `front` is the number of columns of the
+                                           state
     convolved :=
-      4     Conv(window, weight, bias)     C groups, weight [C,1,K] with K of 2 or more, strides and dilations of 1
+      4     Conv(window, weight, bias)     C groups, weight [C,1,K] with K of 2 or more, strides and
+                                           dilations of 1
     kept :=
       5     convolved                      where it has T columns
-      6   | Slice(convolved)               the T columns from front - (K - 1) on; nothing else reads `convolved`
+      6   | Slice(convolved)               the T columns from front - (K - 1) on; nothing else reads
+                                           `convolved`
     y :=
       7     kept
       8   | Mul(kept, Sigmoid(kept))       nothing else reads `kept`
-      9   | Swish(kept)                    alpha is 1; also QuickGelu of com.microsoft, as ONNX Runtime writes 8
+      9   | Swish(kept)                    alpha is 1; also QuickGelu of com.microsoft, as ONNX
+                                           Runtime writes 8
      10   | 7 to 9 of Transpose(kept)      [B,T,C]
     new_state :=
      11     Slice(window)                  the last K - 1 columns of 3
      12   | Slice(window)                  the last K - 1 + T of them, where T is a number
 
-Column j of `convolved` is the sum over i < K of weight[i] window[j + i]. Token t is column front + t of the window, so
-that column front + t - (K - 1) is the sum over the last K tokens: the output of ShortConvolution for the token t, whose
-past is the K - 1 columns before x. In 1 and 2 `front` is K - 1: the past is 0. In 3 it has to be K - 1 or more in each
-run. Where it is a name and T is 1, that holds as well: with fewer columns the result of the Conv would be empty, which
-ONNX Runtime refuses (values/conv_lengths.py). The places of columns are compared as formulas over the sizes, so they
-agree for all sizes; the first tokens, of which there may be fewer than K, are no case of their own.
+Column j of `convolved` is the sum over i < K of weight[i] window[j + i]. Token t is column front +
+t of the window, so that column front + t - (K - 1) is the sum over the last K tokens: the output of
+ShortConvolution for the token t, whose past is the K - 1 columns before x. In 1 and 2 `front` is
+K - 1: the past is 0. In 3 it has to be K - 1 or more in each run. Where it is a name and T is 1,
+that holds as well: with fewer columns the result of the Conv would be empty, which ONNX Runtime
+refuses (values/conv_lengths.py). The places of columns are compared as formulas over the sizes, so
+they agree for all sizes; the first tokens, of which there may be fewer than K, are no case of their
+own.
 
-What else reads x or the window stays as it is: a state of another number of columns, such as the last K tokens of a
-prompt, which are fewer in a short one. So do masks in front of the convolution. In 16 bits the model rounds the sum and
-the sigmoid, and the operator only its result. The results differ by these roundings. Where a sum of 16 bits is -inf,
-the model gives NaN and the operator -0.
+What else reads x or the window stays as it is: a state of another number of columns, such as the
+last K tokens of a prompt, which are fewer in a short one. So do masks in front of the convolution.
+In 16 bits the model rounds the sum and the sigmoid, and the operator only its result. The results
+differ by these roundings. Where a sum of 16 bits is -inf, the model gives NaN and the operator -0.
 
-Left with a reason: strides, dilations, columns before or behind those of the tokens that something reads, a state that
-may be too short, and operands of 8 bits. Not looked at: convolutions whose pads are those of no causal one, and those
-of a channel with others.
+Left with a reason: strides, dilations, columns before or behind those of the tokens that something
+reads, a state that may be too short, and operands of 8 bits. Not looked at: convolutions whose pads
+are those of no causal one, and those of a channel with others.
 
-A step may also be written as ReduceSum(Mul(window, weight)). It stays: with activation and new state, ONNX Runtime
-takes as long for 4,096 channels as the operator would, 64 and 63 us (one thread of an AMD EPYC with AVX2).
+A step may also be written as ReduceSum(Mul(window, weight)). It stays: with activation and new
+state, ONNX Runtime takes as long for 4,096 channels as the operator would, 64 and 63 us (one thread
+of an AMD EPYC with AVX2).
 """
 
 from __future__ import annotations
@@ -93,7 +102,8 @@ TURNED = [0, 2, 1]
 
 @dataclass(frozen=True)
 class Window:
-    """What a Conv reads: `front` columns, which are those of `state` or zeros, then x, then `behind` zeros."""
+    """What a Conv reads: `front` columns, which are those of `state` or zeros, then x, then
+    `behind` zeros."""
 
     x: ir.Value
     front: Dim
@@ -103,8 +113,8 @@ class Window:
 
 @dataclass(frozen=True)
 class Result:
-    """The value of a convolution with its activation. It is [B,T,C] if it is turned. `copies` are the outputs of
-    Transposes to [B,T,C], if nothing else reads it."""
+    """The value of a convolution with its activation. It is [B,T,C] if it is turned. `copies` are
+    the outputs of Transposes to [B,T,C], if nothing else reads it."""
 
     value: ir.Value
     activation: str
@@ -116,8 +126,8 @@ class Result:
 class Convolution:
     """A causal convolution of `width` weights for each channel, with a proof that it is one.
 
-    `last_columns` holds the last K - 1 columns of the window, and `more_columns` the last K - 1 + T of them, if the
-    model has such a value.
+    `last_columns` holds the last K - 1 columns of the window, and `more_columns` the last K - 1 + T
+    of them, if the model has such a value.
     """
 
     node: ir.Node
@@ -135,7 +145,8 @@ class Convolution:
 
 
 def convolution(node: ir.Node, info: ShapeInfo) -> Convolution | None:
-    """The causal convolution that a Conv is; None where it is none. Raises Decline where it is one that stays."""
+    """The causal convolution that a Conv is; None where it is none. Raises Decline where it is one
+    that stays."""
     width = _width(node, info)
     if width is None:
         return None
@@ -147,7 +158,8 @@ def convolution(node: ir.Node, info: ShapeInfo) -> Convolution | None:
 
 
 def _width(node: ir.Node, info: ShapeInfo) -> int | None:
-    """K of a convolution of each channel by itself along one axis; None for other convolutions. (4)"""
+    """K of a convolution of each channel by itself along one axis; None for other convolutions.
+    (4)"""
     shape, weight = (info.sizes(operand_at(node, place)) for place in (0, 1))
     groups = int_attr(node, "group", 1)
     if not is_op(node, "Conv") or len(shape) != RANK or len(weight) != RANK:
@@ -155,7 +167,9 @@ def _width(node: ir.Node, info: ShapeInfo) -> int | None:
     rows, columns, width = consts(weight)
     if width is None or width < 2 or groups < 2 or (rows, columns) != (groups, 1):
         return None
-    is_formed = all(len(_numbers(node, name)) == len(default) for name, default in ATTRIBUTES.items())
+    is_formed = all(
+        len(_numbers(node, name)) == len(default) for name, default in ATTRIBUTES.items()
+    )
     return width if is_formed else None
 
 
@@ -188,7 +202,8 @@ def _window(node: ir.Node, info: ShapeInfo) -> Window | None:
 
 
 def _padded(node: ir.Node, info: ShapeInfo) -> Window | None:
-    """What a Pad makes of x, if it puts a known number of zeros before and behind its tokens, and nothing else. (2)"""
+    """What a Pad makes of x, if it puts a known number of zeros before and behind its tokens, and
+    nothing else. (2)"""
     pads = pads_along(node, info, RANK)
     if pads is None or filler_of(node, info) != 0.0:
         return None
@@ -200,8 +215,8 @@ def _padded(node: ir.Node, info: ShapeInfo) -> Window | None:
 
 
 def _is_causal(node: ir.Node, window: Window, reach: int) -> bool:
-    """Is it for the tokens before each one? A state says so, or as many zeros before the tokens as the weights reach
-    back to, if the columns for the zeros behind them are cut off."""
+    """Is it for the tokens before each one? A state says so, or as many zeros before the tokens as
+    the weights reach back to, if the columns for the zeros behind them are cut off."""
     if window.state is not None:
         return True
     cut = any_op(distinct_consumers(node.outputs[0]), "Slice")
@@ -214,15 +229,25 @@ def left(node: ir.Node, reason: str, culprit: ir.Node | None = None) -> Decline:
 
 
 def _plain_type(node: ir.Node, info: ShapeInfo) -> ir.DataType:
-    """The type of a Conv of which the operator is the counterpart. Raises Decline for others. (4)"""
+    """The type of a Conv of which the operator is the counterpart. Raises Decline for others.
+    (4)"""
     for name, word in (("strides", "stride"), ("dilations", "dilation")):
         if (number := _only(node, name)) != 1:
-            raise left(node, f"this causal convolution has a {word} of {number}, and ShortConvolution has none")
+            raise left(
+                node,
+                f"this causal convolution has a {word} of {number}, and ShortConvolution has none",
+            )
     dtype = info.dtype(node.outputs[0])
     if dtype not in FLOATS:
-        raise left(node, f"the type of this causal convolution is {'unknown' if dtype is None else dtype.name}")
+        raise left(
+            node,
+            f"the type of this causal convolution is {'unknown' if dtype is None else dtype.name}",
+        )
     if all(is_op(producer(operand_at(node, place)), "DequantizeLinear") for place in (0, 1)):
-        raise left(node, "ONNX Runtime computes this causal convolution in integers, as its operands are quantised")
+        raise left(
+            node,
+            "ONNX Runtime computes this causal convolution in integers, as its operands are quantised",
+        )
     return dtype
 
 
@@ -260,14 +285,16 @@ class _Match:
 
     @cached_property
     def known(self) -> Mapping[Atom, Dim]:
-        """What is known of the number of columns of a state: it is K - 1 or more. Raises Decline where it may be less
-        in a run that succeeds."""
+        """What is known of the number of columns of a state: it is K - 1 or more. Raises Decline
+        where it may be less in a run that succeeds."""
         front, tokens = self.window.front, self.info.sizes(self.window.x)[TOKENS:]
         if front.is_at_least(self.history):
             return {}
         atom = (front - front.addend).single_atom
         if consts(tokens) != [1] or atom is None:
-            reason = f"the state of this causal convolution may have fewer than {self.history} columns"
+            reason = (
+                f"the state of this causal convolution may have fewer than {self.history} columns"
+            )
             raise left(self.node, reason, producer(self.node.inputs[0]))
         return {atom: Dim.fresh(0) + (self.history - front.addend)}
 
@@ -294,12 +321,14 @@ class _Match:
         if reader is None:
             reason = "the columns that this causal convolution computes beside those of its tokens are read, too"
             raise left(self.node, reason)
-        reason = "what is kept of this causal convolution is not proven to be one column for each token"
+        reason = (
+            "what is kept of this causal convolution is not proven to be one column for each token"
+        )
         raise left(self.node, reason, reader)
 
     def _place_in(self, cut: ir.Node | None, source: ir.Value) -> Dim | None:
-        """The column of a source from which on a Slice takes columns, with all that the other axes hold; None for other
-        nodes, and where it is not known."""
+        """The column of a source from which on a Slice takes columns, with all that the other axes
+        hold; None for other nodes, and where it is not known."""
         if not is_op(cut, "Slice") or cut.inputs[0] is not source:
             return None
         shape, whole = self.info.sizes(cut.outputs[0]), self.info.sizes(source)
@@ -324,14 +353,19 @@ class _Match:
         return Result(activated, "silu", is_turned, copies)  # 8 to 10
 
     def _copies(self, value: ir.Value) -> list[ir.Value]:
-        """The outputs of the Transposes to [B,T,C] that read a value; none where something else reads it."""
+        """The outputs of the Transposes to [B,T,C] that read a value; none where something else
+        reads it."""
         readers = distinct_consumers(value)
         alone = all(_turns(reader) and reader.graph is self.node.graph for reader in readers)
-        return [] if value.is_graph_output() or not alone else [reader.outputs[0] for reader in readers]
+        return (
+            []
+            if value.is_graph_output() or not alone
+            else [reader.outputs[0] for reader in readers]
+        )
 
     def _new_states(self) -> Iterator[tuple[ir.Value, Dim]]:
-        """The values that are the last columns of the window, with their numbers. One that the weights depend on is
-        none."""
+        """The values that are the last columns of the window, with their numbers. One that the
+        weights depend on is none."""
         if self.window.state is None:
             return
         window = operand_at(self.node, 0)
@@ -340,7 +374,9 @@ class _Match:
             if cut.graph is self.node.graph:
                 columns = self._size(cut.outputs[0], TOKENS)
                 is_last = self._place_in(cut, window) == length - columns
-                if is_last and not any(depends(operand, cut) for operand in inputs_of(self.node)[1:]):
+                if is_last and not any(
+                    depends(operand, cut) for operand in inputs_of(self.node)[1:]
+                ):
                     yield cut.outputs[0], columns
 
 
@@ -350,7 +386,8 @@ def _turns(node: ir.Node | None) -> TypeGuard[ir.Node]:
 
 
 def turned_source(x: ir.Value, graph: ir.Graph) -> ir.Value | None:
-    """The value [B,T,C] that a Transpose of a graph makes x from; None where it is made in another way."""
+    """The value [B,T,C] that a Transpose of a graph makes x from; None where it is made in another
+    way."""
     maker = producer(x)
     return operand_at(maker, 0) if _turns(maker) and maker.graph is graph else None
 

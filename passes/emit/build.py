@@ -1,5 +1,5 @@
-"""Making new nodes, with unique names. Equal nodes are made once, and symbolic sizes are computed from values at
-hand."""
+"""Making new nodes, with unique names. Equal nodes are made once, and symbolic sizes are computed
+from values at hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.dequantised import MOVING, Dequantised, dequantised
 from fa_compiler.passes.emit.operators import AttrValue, Operators, content_key
-from fa_compiler.passes.ir.nodes import certain, inputs_of, int_attr, operand_at, takes_initializers, without_none
+from fa_compiler.passes.ir.nodes import (
+    certain,
+    inputs_of,
+    int_attr,
+    operand_at,
+    takes_initializers,
+    without_none,
+)
 from fa_compiler.passes.ir.surgery import replace_value
 from fa_compiler.passes.layout.plan import Move, Reshape, SqueezeUnsqueeze, Transpose, plan_moves
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -85,7 +92,8 @@ class Names:
 
 @dataclass(frozen=True)
 class Place:
-    """A place in the work of a builder, to which it can go back: how much of everything there was."""
+    """A place in the work of a builder, to which it can go back: how much of everything there
+    was."""
 
     names: int
     requests: int
@@ -102,9 +110,11 @@ class Builder(Operators):
     names: Names
     info: ShapeInfo
     path: str = ""
-    """The path in the names of the fused nodes that are made: where the model computes what they compute."""
+    """The path in the names of the fused nodes that are made: where the model computes what they
+    compute."""
     lengths: dict[Dim, ir.Value] = field(default_factory=dict)
-    """Values, int64 [1], of sizes that are computed in the graph. An equal size is read from them again."""
+    """Values, int64 [1], of sizes that are computed in the graph. An equal size is read from them
+    again."""
     _made: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
     """What is made, by the request for it, in order."""
     _order: list[tuple[object, ...]] = field(default_factory=list)
@@ -132,10 +142,13 @@ class Builder(Operators):
     @property
     def place(self) -> Place:
         """Where the work is, for `go_back`."""
-        return Place(self.names.mark, self.mark, len(self.lengths), len(self._lone), len(self.graph))
+        return Place(
+            self.names.mark, self.mark, len(self.lengths), len(self._lone), len(self.graph)
+        )
 
     def go_back(self, place: Place) -> None:
-        """Take back all nodes, constants and names that were made since a place. Nothing else reads them."""
+        """Take back all nodes, constants and names that were made since a place. Nothing else reads
+        them."""
         for node in self._lone[place.lone :]:
             if node.graph is None:
                 for index in range(len(node.inputs)):
@@ -153,8 +166,8 @@ class Builder(Operators):
         self.names.give_back(place.names)
 
     def lone(self, node: ir.Node) -> ir.Node:
-        """A node that is made outside of the graph, because it may turn out to be wrong. If it is right, its maker puts
-        it into the graph."""
+        """A node that is made outside of the graph, because it may turn out to be wrong. If it is
+        right, its maker puts it into the graph."""
         self._lone.append(node)
         return node
 
@@ -180,10 +193,11 @@ class Builder(Operators):
         domain: str = "",
         stays: bool = False,
     ) -> ir.Value:
-        """The first output of a new operator with this number of outputs; the same value for an equal request. `dtype`
-        is its type where shape inference does not know the operator.
+        """The first output of a new operator with this number of outputs; the same value for an
+        equal request. `dtype` is its type where shape inference does not know the operator.
 
-        An operator that moves what a DequantizeLinear gives is put in front of it (dequantised.py), unless it `stays`.
+        An operator that moves what a DequantizeLinear gives is put in front of it (dequantised.py),
+        unless it `stays`.
         """
         movable = op_type in MOVING and not domain and not stays
         if movable and (source := dequantised(inputs[0], self.info)) is not None:
@@ -192,7 +206,9 @@ class Builder(Operators):
         key = (domain, op_type, tuple(map(id, inputs)), repr(sorted(attributes.items())))
         if key not in self._made:
             name = self.names.new(f"{PREFIX}_{op_type}")
-            node = ir.node(op_type, list(inputs), attributes, domain=domain, num_outputs=outputs, name=name)
+            node = ir.node(
+                op_type, list(inputs), attributes, domain=domain, num_outputs=outputs, name=name
+            )
             output = node.outputs[0]
             for value in node.outputs:
                 value.name = self.names.new(f"{PREFIX}_{op_type}_output")
@@ -212,25 +228,32 @@ class Builder(Operators):
         others: Sequence[ir.Value | None],
         attrs: Mapping[str, AttrValue] | None,
     ) -> ir.Value:
-        """A DequantizeLinear of the integers of `source` behind its operators and a new one. `others` are the inputs of
-        the new one after the first."""
+        """A DequantizeLinear of the integers of `source` behind its operators and a new one.
+        `others` are the inputs of the new one after the first."""
         value = source.integers
         for move in source.moves:
             value = self.again(move, [value, *move.inputs[1:]])
         value = self.op(op_type, [value, *others], attrs)
         scales, real = source.node.inputs[1:], self.info.dtype(source.node.outputs[0])
-        return self.op("DequantizeLinear", [value, *scales], source.attributes, dtype=real, domain=source.node.domain)
+        return self.op(
+            "DequantizeLinear",
+            [value, *scales],
+            source.attributes,
+            dtype=real,
+            domain=source.node.domain,
+        )
 
     def replace(self, old: ir.Value, new: ir.Value) -> None:
-        """Put a value in the place of another one, under its name if that is an output of the graph."""
+        """Put a value in the place of another one, under its name if that is an output of the
+        graph."""
         named = old.is_graph_output()
         if named:
             new = self.alias(new)
         replace_value(old, new, rename=named)
 
     def for_output(self, old: ir.Value, new: ir.Value) -> ir.Value:
-        """What takes the place of an old value: the new one, or an alias of it where the old one is an output of the
-        graph and the new one cannot take its name."""
+        """What takes the place of an old value: the new one, or an alias of it where the old one is
+        an output of the graph and the new one cannot take its name."""
         can_be_named = self.has_made(new) and not new.is_graph_output()
         return self.alias(new) if old.is_graph_output() and not can_be_named else new
 
@@ -268,8 +291,8 @@ class Builder(Operators):
         return node.outputs[0]
 
     def constant(self, array: np.ndarray, stem: str = "const") -> ir.Value:
-        """A constant with this content; the same value for equal content. It is an initializer where the graph may have
-        one."""
+        """A constant with this content; the same value for equal content. It is an initializer
+        where the graph may have one."""
         key = ("constant", *content_key(array))
         if key not in self._made:
             tensor = ir.tensor(array, name=self.names.new(f"{PREFIX}_{stem}"))
@@ -283,13 +306,15 @@ class Builder(Operators):
         return self._made[key]
 
     def _constant_node(self, tensor: ir.TensorProtocol) -> ir.Value:
-        """A Constant node. Where the opset has only Constants of floats, integers become float64 and are cast back.
-        Raises Decline where float64 does not hold the numbers."""
+        """A Constant node. Where the opset has only Constants of floats, integers become float64
+        and are cast back. Raises Decline where float64 does not hold the numbers."""
         array = tensor.numpy()
         if self.opset < TYPED_CONSTANTS and array.dtype.kind in "iub":
             wide = array.astype(np.float64)
             if not np.array_equal(wide.astype(array.dtype), array):
-                raise Decline(Code.OPSET, f"a Constant of opset {self.opset} holds no {array.dtype}", None)
+                raise Decline(
+                    Code.OPSET, f"a Constant of opset {self.opset} holds no {array.dtype}", None
+                )
             return self.cast(self._constant_node(ir.tensor(wide, name=tensor.name)), tensor.dtype)
         node = ir.node("Constant", [], {"value": tensor}, name=tensor.name)
         (value,) = node.outputs
@@ -303,7 +328,8 @@ class Builder(Operators):
         self._known.add(value)
 
     def drop_unused_constants(self) -> None:
-        """Remove constants that were made for nodes that were not added in the end. Nothing may be built afterwards."""
+        """Remove constants that were made for nodes that were not added in the end. Nothing may be
+        built afterwards."""
         for key, value in self._made.items():
             if key[0] != "constant" or value.uses():
                 continue
@@ -322,7 +348,9 @@ class Builder(Operators):
         try:
             return self.constant(np.array(numbers, dtype=np.int64), "shape")
         except OverflowError:
-            raise Decline(Code.SHAPE, f"a size of {max(numbers)} is more than any tensor can have") from None
+            raise Decline(
+                Code.SHAPE, f"a size of {max(numbers)} is more than any tensor can have"
+            ) from None
 
     def dimension(self, x: ir.Value, axis: int) -> ir.Value:
         """The size of one dimension of x, int64 [1]: a constant where it is known."""
@@ -332,16 +360,21 @@ class Builder(Operators):
         return super().dimension(x, axis)
 
     def length(self, value: ir.Value, axis: int) -> ir.Value:
-        """The size of one dimension of an operand of an attention operator that the model holds, int64 [1].
+        """The size of one dimension of an operand of an attention operator that the model holds,
+        int64 [1].
 
-        Raises Decline where the rank is unknown. An equal size that an earlier operator read is used again. It lies
-        before this operator, because such operators are fused in the order of the graph.
+        Raises Decline where the rank is unknown. An equal size that an earlier operator read is
+        used again. It lies before this operator, because such operators are fused in the order of
+        the graph.
         """
         shape = self.info.shape(value)
         if shape is None:
             raise Decline(Code.RANK, f"the rank of {value.name!r} is unknown")
         if axis >= len(shape):
-            raise Decline(Code.RANK, f"the rank of {value.name!r} is {len(shape)}, too small for dimension {axis}")
+            raise Decline(
+                Code.RANK,
+                f"the rank of {value.name!r} is {len(shape)}, too small for dimension {axis}",
+            )
         size = shape[axis]
         if size.const is not None:
             return self.dimension(value, axis)
@@ -357,19 +390,21 @@ class Builder(Operators):
 
 @dataclass(frozen=True)
 class LayoutEmitter:
-    """Carries out layout plans. The dimensions of `size_sources`, values with their arrangements, give the sizes of
-    axes at run time."""
+    """Carries out layout plans. The dimensions of `size_sources`, values with their arrangements,
+    give the sizes of axes at run time."""
 
     builder: Builder
     space: KnownAxes
     size_sources: list[tuple[ir.Value, Arrangement]]
 
     def apply(self, value: ir.Value, dims: Arrangement, plan: Sequence[Move]) -> ir.Value:
-        """The value after the moves of the plan. Raises Decline where a size cannot be computed or is folded
-        unproven."""
+        """The value after the moves of the plan. Raises Decline where a size cannot be computed or
+        is folded unproven."""
         short = self.space.short_dims(dims, self.builder.info.shape(value))
         if any(dim not in move.dims for move in plan if isinstance(move, Reshape) for dim in short):
-            raise Decline(Code.SHAPE, f"{value.name!r} folds a size that may be 1 in some run with others")
+            raise Decline(
+                Code.SHAPE, f"{value.name!r} folds a size that may be 1 in some run with others"
+            )
         if self._folds_unproven(value, dims, plan):
             value = self.builder.expand(value, self._full_target(dims, self.size_sources))
         for move in plan:
@@ -397,23 +432,27 @@ class LayoutEmitter:
         reason: str = "it could not be arranged",
         culprit: ir.Node | None = None,
     ) -> ir.Value:
-        """The value, arranged as `target`. Raises Decline for this reason where no moves lead there."""
+        """The value, arranged as `target`. Raises Decline for this reason where no moves lead
+        there."""
         plan = plan_moves(dims, target)
         if plan is None:
             raise Decline(Code.SHAPE, reason, culprit)
         return self.apply(value, dims, plan)
 
     def _folds_unproven(self, value: ir.Value, dims: Arrangement, plan: Sequence[Move]) -> bool:
-        """Does the plan merge or split a dimension that may be 1 in a run in which its axis is longer? Whole, such a
-        dimension is broadcast; merged or split, it is not."""
+        """Does the plan merge or split a dimension that may be 1 in a run in which its axis is
+        longer? Whole, such a dimension is broadcast; merged or split, it is not."""
         shape = self.builder.info.sizes(value)
-        unproven = [dim for dim, size in zip(dims, shape, strict=False) if self.space.size(dim) != size]
+        unproven = [
+            dim for dim, size in zip(dims, shape, strict=False) if self.space.size(dim) != size
+        ]
         reshaped = [dim for move in plan if isinstance(move, Reshape) for dim in move.dims]
         changed = [dim for dim in unproven if dim not in reshaped]
         return not set(chain(*changed)).isdisjoint(chain(*reshaped))
 
     def repeated(self, value: ir.Value, dims: Arrangement) -> ir.Value:
-        """The value, expanded to the sizes of these axes where it may be 1 along one of them in some run."""
+        """The value, expanded to the sizes of these axes where it may be 1 along one of them in
+        some run."""
         shape = self.builder.info.sizes(value)
         if None not in consts(shape) and list(shape) == [self.space.size(dim) for dim in dims]:
             return value
@@ -421,16 +460,23 @@ class LayoutEmitter:
 
     def cut(self, value: ir.Value, dims: Arrangement, dimension: int) -> ir.Value:
         """The first elements of a value in a dimension, as many as its axis has."""
-        builder, size = self.builder, self._full_target(dims[dimension : dimension + 1], self.size_sources)
+        builder, size = (
+            self.builder,
+            self._full_target(dims[dimension : dimension + 1], self.size_sources),
+        )
         return builder.slice(value, [0], size, [dimension])
 
-    def shape_vector(self, dims: Arrangement, reader: ir.Node, terms: Sequence[ir.Value]) -> ir.Value:
+    def shape_vector(
+        self, dims: Arrangement, reader: ir.Node, terms: Sequence[ir.Value]
+    ) -> ir.Value:
         """The result of the Shape node `reader`, for a value of this arrangement.
 
-        The value may be smaller than an axis where only a later operand is larger. So its sizes are computed from what
-        it is made of: the operands, and the `terms` that were added to them.
+        The value may be smaller than an axis where only a later operand is larger. So its sizes are
+        computed from what it is made of: the operands, and the `terms` that were added to them.
         """
-        sizes = self.builder.info.shape(operand_at(reader, 0)) or [self.space.size(dim) for dim in dims]
+        sizes = self.builder.info.shape(operand_at(reader, 0)) or [
+            self.space.size(dim) for dim in dims
+        ]
         start, end = int_attr(reader, "start", 0), int_attr(reader, "end", len(dims))
         pairs = list(zip(dims, sizes, strict=True))[start:end]
         made_of = [*(value for value, _ in self.size_sources), *terms]
@@ -438,28 +484,39 @@ class LayoutEmitter:
         return self._vector(consts, lambda: [self._own_size(*pair, made_of) for pair in pairs])
 
     def _own_size(self, dim: Axes, size: Dim, made_of: Sequence[ir.Value]) -> ir.Value:
-        """The size of a value along an axis, computed from what the value is made of. The size of the axis may be
-        another one."""
+        """The size of a value along an axis, computed from what the value is made of. The size of
+        the axis may be another one."""
         if size.const is not None:
             return self.builder.ints([size.const])
         broadcast = self._broadcast(size, made_of)
         if broadcast is not None:
             return broadcast
         if len(size.broadcast_parts) > 1:
-            raise Decline(Code.SHAPE, f"the size {size} of a value cannot be computed from any operand")
+            raise Decline(
+                Code.SHAPE, f"the size {size} of a value cannot be computed from any operand"
+            )
         return self._size(dim, self.size_sources)
 
     def _broadcast(self, size: Dim, values: Sequence[ir.Value]) -> ir.Value | None:
-        """A size computed from values: one of them has it, or the sizes of several are broadcast to it. None where
-        neither is so."""
-        sizes = [(value, place, own) for value in values for place, own in enumerate(self.builder.info.sizes(value))]
-        whole = next((self.builder.dimension(value, place) for value, place, own in sizes if own == size), None)
+        """A size computed from values: one of them has it, or the sizes of several are broadcast to
+        it. None where neither is so."""
+        sizes = [
+            (value, place, own)
+            for value in values
+            for place, own in enumerate(self.builder.info.sizes(value))
+        ]
+        whole = next(
+            (self.builder.dimension(value, place) for value, place, own in sizes if own == size),
+            None,
+        )
         if whole is not None:
             return whole
         result: ir.Value | None = None
         missing = set(size.broadcast_parts)
         for value, place, own in sizes:
-            if missing.intersection(own.broadcast_parts) and set(own.broadcast_parts) <= set(size.broadcast_parts):
+            if missing.intersection(own.broadcast_parts) and set(own.broadcast_parts) <= set(
+                size.broadcast_parts
+            ):
                 missing.difference_update(own.broadcast_parts)
                 other = self.builder.dimension(value, place)
                 if result is not None:  # each size is 1 or that of the others
@@ -471,17 +528,18 @@ class LayoutEmitter:
         return result
 
     def _reshape(self, value: ir.Value, dims: Arrangement, target: Arrangement) -> ir.Value:
-        """Reshape by a constant target, with copied dimensions (0) or one inferred dimension (-1), else by computed
-        sizes.
+        """Reshape by a constant target, with copied dimensions (0) or one inferred dimension (-1),
+        else by computed sizes.
 
-        A dimension that stays whole keeps its own size, which may be 1 in a run in which its axis is longer.
+        A dimension that stays whole keeps its own size, which may be 1 in a run in which its axis
+        is longer.
 
-        A size that is known to be 0 is copied, inferred or computed as well, because a 0 in the target copies a
-        dimension.
+        A size that is known to be 0 is copied, inferred or computed as well, because a 0 in the
+        target copies a dimension.
 
-        Copied and inferred dimensions are not used together, because that is refused in a run in which a copied size is
-        0. Before opset 14 a 0 in a computed target copies a dimension, too: such a run may end in an error of this
-        Reshape.
+        Copied and inferred dimensions are not used together, because that is refused in a run in
+        which a copied size is 0. Before opset 14 a 0 in a computed target copies a dimension, too:
+        such a run may end in an error of this Reshape.
         """
         sizes: list[int | None] = []
         own = dict(zip(dims, self.builder.info.sizes(value), strict=False))
@@ -493,10 +551,14 @@ class LayoutEmitter:
         if None not in sizes or (sizes.count(None) == 1 and 0 not in sizes):
             shape = self.builder.ints([-1 if size is None else size for size in sizes])
             return self.builder.reshape(value, shape)
-        # The value's own dimensions come first: two axes that walk together may be 1 and n in some run.
+        # The value's own dimensions come first: two axes that walk together may be 1 and n in some
+        # run.
         sources = [(value, dims), *self.size_sources]
         parts = [
-            self.builder.dimension(value, dims.index(dim)) if dim in own else self._size(dim, sources) for dim in target
+            self.builder.dimension(value, dims.index(dim))
+            if dim in own
+            else self._size(dim, sources)
+            for dim in target
         ]
         shape = self.builder.concat(parts, 0)
         attrs = {}
@@ -504,12 +566,16 @@ class LayoutEmitter:
             attrs["allowzero"] = 1
         return self.builder.op("Reshape", [value, shape], attrs)
 
-    def _full_target(self, target: Arrangement, size_sources: Sequence[tuple[ir.Value, Arrangement]]) -> ir.Value:
+    def _full_target(
+        self, target: Arrangement, size_sources: Sequence[tuple[ir.Value, Arrangement]]
+    ) -> ir.Value:
         """The target's sizes as a vector computed at run time, constants where they are known."""
         consts = [self.space.size(dim).const for dim in target]
         return self._vector(consts, lambda: [self._size(dim, size_sources) for dim in target])
 
-    def _vector(self, consts: Sequence[int | None], parts: Callable[[], list[ir.Value]]) -> ir.Value:
+    def _vector(
+        self, consts: Sequence[int | None], parts: Callable[[], list[ir.Value]]
+    ) -> ir.Value:
         """Sizes as one vector: a constant where all of them are known, else made of its parts."""
         if None not in consts:
             return self.builder.ints(without_none(consts))
@@ -532,13 +598,16 @@ class LayoutEmitter:
         if len(dim) > 1:
             total = self._size(dim[:1], size_sources)
             return self.builder.mul(total, self._size(dim[1:], size_sources))
-        if self.space.may_broadcast(dim) or (given := self._size_of_input(self.space.size(dim))) is None:
+        if (
+            self.space.may_broadcast(dim)
+            or (given := self._size_of_input(self.space.size(dim))) is None
+        ):
             raise Decline(Code.SHAPE, "the size of an axis cannot be computed from any operand")
         return given
 
     def _size_of_input(self, size: Dim) -> ir.Value | None:
-        """A size that an input of the graph has, such as a batch that is one dimension with windows everywhere else;
-        None where none has it."""
+        """A size that an input of the graph has, such as a batch that is one dimension with windows
+        everywhere else; None where none has it."""
         for value in self.builder.graph.inputs:
             for index, own in enumerate(self.builder.info.sizes(value)):
                 if own == size:

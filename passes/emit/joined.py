@@ -1,4 +1,5 @@
-"""Weights that are joined: a tensor that is made of the tensors of a file when it is written, and not before."""
+"""Weights that are joined: a tensor that is made of the tensors of a file when it is written, and
+not before."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ OF_MODEL_FILE = "fa_compiler.of_model_file"
 
 
 class JoinedTensor(ir.LazyTensor):
-    """Tensors of one type, joined along an axis: 0 or 1 of matrices, or 0 of vectors. Nothing is read until somebody
-    asks for the content, and nothing is kept of it."""
+    """Tensors of one type, joined along an axis: 0 or 1 of matrices, or 0 of vectors. Nothing is
+    read until somebody asks for the content, and nothing is kept of it."""
 
     def __init__(self, parts: Sequence[ir.TensorProtocol], axis: int, name: str) -> None:
         self.parts = tuple(parts)

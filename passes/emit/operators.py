@@ -1,7 +1,7 @@
 """The standard operators that the passes write, a method for each.
 
-A method has the name of its operator, with underscores; a word of Python has one behind it. The type of a result is
-what shape inference (passes/ops) makes of the operands.
+A method has the name of its operator, with underscores; a word of Python has one behind it. The
+type of a result is what shape inference (passes/ops) makes of the operands.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ Ints: TypeAlias = ir.Value | Sequence[int]
 def content_key(array: np.ndarray) -> tuple[object, ...]:
     """What is equal for constants of equal content.
 
-    Read-only arrays are large and shared, so they are compared by identity. A single number of NumPy is read-only, too,
-    but no array: nothing keeps it, and the next one may be at the same place.
+    Read-only arrays are large and shared, so they are compared by identity. A single number of
+    NumPy is read-only, too, but no array: nothing keeps it, and the next one may be at the same
+    place.
     """
     shared = isinstance(array, np.ndarray) and not array.flags.writeable
     return array.dtype.str, array.shape, id(array) if shared else array.tobytes()
@@ -46,7 +47,10 @@ class Operators(ABC):
 
     @abstractmethod
     def op(
-        self, op_type: str, inputs: Sequence[ir.Value | None], attrs: Mapping[str, AttrValue] | None = None
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attrs: Mapping[str, AttrValue] | None = None,
     ) -> ir.Value:
         """The first output of a new node of the standard domain."""
 
@@ -59,7 +63,8 @@ class Operators(ABC):
         return x if self.info.dtype(x) == dtype else self.op("Cast", [x], {"to": int(dtype)})
 
     def again(self, node: ir.Node, inputs: Sequence[ir.Value | None]) -> ir.Value:
-        """The first output of the operator of a standard node, with its attributes, on other inputs."""
+        """The first output of the operator of a standard node, with its attributes, on other
+        inputs."""
         return self.op(node.op_type, inputs, attribute_values(node))
 
     def _vector(self, numbers: Ints) -> ir.Value:
@@ -154,7 +159,8 @@ class Operators(ABC):
         return self.op("CumSum", [x, axis])
 
     def reduce(self, op_type: str, x: ir.Value, axes: Sequence[int], **attrs: int) -> ir.Value:
-        """x reduced along some axes by an operator such as ReduceMin, with these attributes beside the axes."""
+        """x reduced along some axes by an operator such as ReduceMin, with these attributes beside
+        the axes."""
         if self.opset >= axes_as_input(op_type):
             return self.op(op_type, [x, self.ints(axes)], attrs)
         return self.op(op_type, [x], {"axes": tuple(axes), **attrs})
@@ -162,7 +168,8 @@ class Operators(ABC):
     # -- moves ----------------------------------------------------------------------------------
 
     def reshape(self, x: ir.Value, shape: Ints) -> ir.Value:
-        """The elements of x in another shape, in which 0 stands for the size of x and -1 for what is left."""
+        """The elements of x in another shape, in which 0 stands for the size of x and -1 for what
+        is left."""
         return self.op("Reshape", [x, self._vector(shape)])
 
     def expand(self, x: ir.Value, shape: Ints) -> ir.Value:
@@ -177,7 +184,9 @@ class Operators(ABC):
         """Tensors joined along an axis; a single one as it is."""
         return parts[0] if len(parts) == 1 else self.op("Concat", parts, {"axis": axis})
 
-    def slice(self, x: ir.Value, starts: Ints, ends: Ints, axes: Ints, steps: Ints | None = None) -> ir.Value:
+    def slice(
+        self, x: ir.Value, starts: Ints, ends: Ints, axes: Ints, steps: Ints | None = None
+    ) -> ir.Value:
         """x from starts to ends along some axes, from opset 10 on."""
         bounds = (starts, ends, axes) if steps is None else (starts, ends, axes, steps)
         return self.op("Slice", [x, *map(self._vector, bounds)])

@@ -1,8 +1,10 @@
 """Rotary position embedding in plain operators.
 
-    x1 cos - x2 sin, x2 cos + x1 sin        (x1, x2): the halves of each head, or its even and odd elements
+    x1 cos - x2 sin, x2 cos + x1 sin        (x1, x2): the halves of each head, or its even and odd
+                                            elements
 
-Each product and sum is computed in the type of x, as the ONNX specification defines RotaryEmbedding.
+Each product and sum is computed in the type of x, as the ONNX specification defines
+RotaryEmbedding.
 """
 
 from __future__ import annotations
@@ -13,11 +15,18 @@ from fa_compiler.passes.emit.build import Builder
 
 
 def rotate_heads(
-    builder: Builder, x: ir.Value, cos: ir.Value, sin: ir.Value, size: int, part: int, interleaved: bool
+    builder: Builder,
+    x: ir.Value,
+    cos: ir.Value,
+    sin: ir.Value,
+    size: int,
+    part: int,
+    interleaved: bool,
 ) -> ir.Value:
     """x with the first `part` elements of each head rotated.
 
-    x has rank 4 and heads of `size` elements along its last axis. cos and sin broadcast to [..., part / 2].
+    x has rank 4 and heads of `size` elements along its last axis. cos and sin broadcast to [...,
+    part / 2].
     """
 
     def cut(start: int, end: int, step: int = 1) -> ir.Value:

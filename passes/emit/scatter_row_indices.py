@@ -1,7 +1,8 @@
-"""The indices with which ScatterND writes rows into a tensor: one for each dimension up to that of the rows.
+"""The indices with which ScatterND writes rows into a tensor: one for each dimension up to that of
+the rows.
 
-A ScatterND whose input and output are one buffer writes only the new rows. Nothing else may then read the rows that it
-replaces.
+A ScatterND whose input and output are one buffer writes only the new rows. Nothing else may then
+read the rows that it replaces.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import FOLD_LIMIT
 
 
-def scatter_row_indices(builder: Builder, leading: Sequence[ir.Value], rows: ir.Value, count: ir.Value) -> ir.Value:
-    """int64 [*leading, count, len(leading) + 1]: every index of the leading dimensions, each with the indices `rows`.
+def scatter_row_indices(
+    builder: Builder, leading: Sequence[ir.Value], rows: ir.Value, count: ir.Value
+) -> ir.Value:
+    """int64 [*leading, count, len(leading) + 1]: every index of the leading dimensions, each with
+    the indices `rows`.
 
-    `leading` and `count` are sizes, int64 [1]. `rows` are indices that broadcast to [*leading, count, 1].
+    `leading` and `count` are sizes, int64 [1]. `rows` are indices that broadcast to [*leading,
+    count, 1].
     """
     depth = len(leading)
     target = builder.concat([*leading, count, builder.ints([1])], 0)

@@ -1,23 +1,29 @@
-"""What an attention is computed from, as ONNX Runtime's optimiser reads it: nothing there may change by what is fused.
+"""What an attention is computed from, as ONNX Runtime's optimiser reads it: nothing there may
+change by what is fused.
 
-A DequantizeLinear of the model may be safe only because of what is around it. Its quantisation is not copied
-(dequantised.py) behind a Transpose, for example, that the optimiser can push through a Concat and remove together with
-the one behind. A fused attention has no such Transpose, or one in another place. So in what an attention is computed
-from, and in all of a model whose opset was raised:
+A DequantizeLinear of the model may be safe only because of what is around it. Its quantisation is
+not copied (dequantised.py) behind a Transpose, for example, that the optimiser can push through a
+Concat and remove together with the one behind. A fused attention has no such Transpose, or one in
+another place. So in what an attention is computed from, and in all of a model whose opset was
+raised:
 
-    1  operators that move what a DequantizeLinear gives are put in front of it, where a copy may go wrong
+    1  operators that move what a DequantizeLinear gives are put in front of it, where a copy may go
+       wrong
 
-The optimiser also pushes a Transpose in front of a DequantizeLinear behind it, if one further on makes up for it:
+The optimiser also pushes a Transpose in front of a DequantizeLinear behind it, if one further on
+makes up for it:
 
-    Transpose -> DequantizeLinear    becomes    DequantizeLinear -> Transpose -> QuantizeLinear -> DequantizeLinear
+    Transpose -> DequantizeLinear    becomes    DequantizeLinear -> Transpose -> QuantizeLinear ->
+       DequantizeLinear
 
-The new QuantizeLinear gives uint8 if it has no zero point, up to opset 20 and in com.microsoft, and there is none of
-int32. So in what an attention is computed from:
+The new QuantizeLinear gives uint8 if it has no zero point, up to opset 20 and in com.microsoft, and
+there is none of int32. So in what an attention is computed from:
 
     2  a zero point that is absent is written down as the 0 that it is
-    3  DequantizeLinear(x, scale) of int32, with a Transpose in front of it, becomes Mul(Cast(x), scale), which gives
-       the same bits; so does one with a Transpose behind it that the optimiser may push up to it, through a Concat for
-       example, unless x is a constant such as the bias of a product
+    3  DequantizeLinear(x, scale) of int32, with a Transpose in front of it, becomes Mul(Cast(x),
+       scale), which gives the same bits; so does one with a Transpose behind it that the optimiser
+       may push up to it, through a Concat for example, unless x is a constant such as the bias of a
+       product
 """
 
 from __future__ import annotations
@@ -130,9 +136,15 @@ def _multiply(node: ir.Node, builder: Builder) -> bool:
     """3."""
     info, output = builder.info, node.outputs[0]
     integers, scale = operand_at(node, 0), operand_at(node, 1)
-    if not _dequantises(node) or info.dtype(integers) != ir.DataType.INT32 or not _has_zero_point_0(node):
+    if (
+        not _dequantises(node)
+        or info.dtype(integers) != ir.DataType.INT32
+        or not _has_zero_point_0(node)
+    ):
         return False
-    if int_attr(node, "block_size", 0) or {info.dtype(scale), info.dtype(output)} != {ir.DataType.FLOAT}:
+    if int_attr(node, "block_size", 0) or {info.dtype(scale), info.dtype(output)} != {
+        ir.DataType.FLOAT
+    }:
         return False
     shape, scales = info.shape(integers), info.shape(scale)
     if shape is None or scales is None or len(scales) > 1:
@@ -149,12 +161,16 @@ def _multiply(node: ir.Node, builder: Builder) -> bool:
 
 
 def _has_transpose_near(integers: ir.Value, output: ir.Value) -> bool:
-    """Is a Transpose in front of a DequantizeLinear that reads `integers`, or, unless these are constant, behind its
-    output?"""
+    """Is a Transpose in front of a DequantizeLinear that reads `integers`, or, unless these are
+    constant, behind its output?"""
     near = list(reached([integers], lambda value: inputs_of(value.producer()), NEAR))
     if constant_tensor(integers) is None:
         near.extend(
-            reached([output], lambda value: [made for reader in value.consumers() for made in reader.outputs], NEAR)
+            reached(
+                [output],
+                lambda value: [made for reader in value.consumers() for made in reader.outputs],
+                NEAR,
+            )
         )
     return any(is_op(value.producer(), "Transpose") for value in near)
 

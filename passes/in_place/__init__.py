@@ -1,8 +1,9 @@
-"""Caches that grow by a Concat become buffers that are written in place, where the user asks for it.
+"""Caches that grow by a Concat become buffers that are written in place, where the user asks for
+it.
 
-`use_buffers` does so for a fused model, and `possible_buffers` only names these caches. caches.py finds the caches, and
-readers.py says which attention can read a buffer. plan.py joins the two. buffers.py changes the graph, and says why the
-result stays the same.
+`use_buffers` does so for a fused model, and `possible_buffers` only names these caches. caches.py
+finds the caches, and readers.py says which attention can read a buffer. plan.py joins the two.
+buffers.py changes the graph, and says why the result stays the same.
 """
 
 from __future__ import annotations
@@ -18,15 +19,20 @@ from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.report import Block, CacheLine, Code
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.in_place.buffers import CAPACITY, BufferRewrite
-from fa_compiler.passes.in_place.caches import GrowingCache, candidates, read_cache, with_rows_of_its_own
+from fa_compiler.passes.in_place.caches import (
+    GrowingCache,
+    candidates,
+    read_cache,
+    with_rows_of_its_own,
+)
 from fa_compiler.passes.in_place.plan import Plan, make_plan, readers_in_place
 from fa_compiler.passes.ir.nodes import graph_opset, name_of
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 METADATA = "fa_compiler.caches"
-"""The entry of a changed model's metadata that names its buffers: a JSON list of objects with `past`, `present`, the
-`axis` of the tokens, and `length`, the input that counts them."""
+"""The entry of a changed model's metadata that names its buffers: a JSON list of objects with
+`past`, `present`, the `axis` of the tokens, and `length`, the input that counts them."""
 MIN_OPSET = 11
 """The first opset with both ScatterND and Range."""
 
@@ -51,7 +57,9 @@ def use_buffers(
             continue
         for cache in plan.caches:
             name, length = cache.output.name, plan.lengths[cache.past]
-            lines[cache.past] = replace(lines[cache.past], present=name, axis=cache.axis, length=length)
+            lines[cache.past] = replace(
+                lines[cache.past], present=name, axis=cache.axis, length=length
+            )
         rewrite = BufferRewrite(Builder(home, names, info), plan, graph, capacity)
         rewrite.make()
         for past, nodes in rewrite.copied.items():
@@ -62,9 +70,13 @@ def use_buffers(
 
 
 def possible_buffers(graph: ir.Graph, info: ShapeInfo) -> list[str]:
-    """The names of the inputs that `use_buffers` would turn into buffers. The fused model stays as it is."""
+    """The names of the inputs that `use_buffers` would turn into buffers. The fused model stays as
+    it is."""
     found, _ = _caches(graph, info)
-    read = {home: readers_in_place(home, [each for each in found if each.graph is home]) for home in _homes(found)}
+    read = {
+        home: readers_in_place(home, [each for each in found if each.graph is home])
+        for home in _homes(found)
+    }
     return [name_of(cache.past) for cache in found if read[cache.graph]]
 
 
@@ -73,14 +85,20 @@ def _homes(caches: list[GrowingCache]) -> list[ir.Graph]:
     return [*dict.fromkeys(cache.graph for cache in caches)]
 
 
-def _caches(graph: ir.Graph, info: ShapeInfo) -> tuple[list[GrowingCache], dict[ir.Value, CacheLine]]:
+def _caches(
+    graph: ir.Graph, info: ShapeInfo
+) -> tuple[list[GrowingCache], dict[ir.Value, CacheLine]]:
     """The caches that may become buffers, and a line for each input that looks like a cache."""
     read = {past: attempt(partial(_cache, past, graph, info)) for past in candidates(graph, info)}
     grown = [cache for cache in read.values() if isinstance(cache, GrowingCache)]
     caches: list[GrowingCache] = []
     lines: dict[ir.Value, CacheLine] = {}
     for past, found in read.items():
-        cache = found if isinstance(found, Decline) else attempt(partial(with_rows_of_its_own, found, grown))
+        cache = (
+            found
+            if isinstance(found, Decline)
+            else attempt(partial(with_rows_of_its_own, found, grown))
+        )
         lines[past] = CacheLine(name_of(past))
         if isinstance(cache, Decline):
             lines[past] = replace(lines[past], reason=cache.reason, culprit=label(cache.culprit))
@@ -92,12 +110,19 @@ def _caches(graph: ir.Graph, info: ShapeInfo) -> tuple[list[GrowingCache], dict[
 def _write_metadata(model: ir.Model, buffers: list[CacheLine]) -> None:
     if buffers:
         keys = ("past", "present", "axis", "length")
-        model.metadata_props[METADATA] = json.dumps([{key: getattr(line, key) for key in keys} for line in buffers])
+        model.metadata_props[METADATA] = json.dumps(
+            [{key: getattr(line, key) for key in keys} for line in buffers]
+        )
 
 
 def _with_extensions(blocks: list[Block], plan: Plan, info: ShapeInfo) -> list[Block]:
-    changed = {attention.node.name: extensions_used(node_view(attention.node, info)) for attention in plan.attention}
-    return [replace(block, extensions=changed.get(block.node, block.extensions)) for block in blocks]
+    changed = {
+        attention.node.name: extensions_used(node_view(attention.node, info))
+        for attention in plan.attention
+    }
+    return [
+        replace(block, extensions=changed.get(block.node, block.extensions)) for block in blocks
+    ]
 
 
 def _cache(past: ir.Value, graph: ir.Graph, info: ShapeInfo) -> GrowingCache:

@@ -4,24 +4,28 @@
     W          = ScatterND(B, places L to L + s, N)
     present    = Concat(past, N) = Slice(W, 0, L + s)
 
-B replaces the input past; its number of rows is open. W replaces the output present, and L is a new input of the model.
-Where B and W are bound to the same memory, ONNX Runtime's ScatterND writes s rows and copies nothing.
+B replaces the input past; its number of rows is open. W replaces the output present, and L is a new
+input of the model. Where B and W are bound to the same memory, ONNX Runtime's ScatterND writes s
+rows and copies nothing.
 
     reader of past or present               gets
-    fused attention (readers.py)            W and the number L + s. It reads only these rows, so this equals the Slice
+    fused attention (readers.py)            W and the number L + s. It reads only these rows, so
+                                            this equals the Slice
     Shape                                   the same sizes, with L or L + s among them
     anything else                           the Slice, which copies; the report names these readers
 
-Slice(B, 0, L) may be read before or after W is written, because it has no row in common with the new ones. The
-rows after L + s may hold anything, also NaN.
+Slice(B, 0, L) may be read before or after W is written, because it has no row in common with the
+new ones. The rows after L + s may hold anything, also NaN.
 
-Where the Concat lies in a branch of an If, all this happens in that branch. The other branch gives t rows, `first`:
+Where the Concat lies in a branch of an If, all this happens in that branch. The other branch gives
+t rows, `first`:
 
     first      = Slice(ScatterND(B, places 0 to t, first), 0, t)
 
-The ScatterND replaces this output of the branch. Nothing else reads B in a run of that branch, so nobody misses the
-rows that it overwrites, and L is not read. If the leading sizes of B and `first` differ, ScatterND refuses the run.
-ONNX Runtime lets a branch write where the output of the If is bound, so that a step copies nothing there, either.
+The ScatterND replaces this output of the branch. Nothing else reads B in a run of that branch, so
+nobody misses the rows that it overwrites, and L is not read. If the leading sizes of B and `first`
+differ, ScatterND refuses the run. ONNX Runtime lets a branch write where the output of the If is
+bound, so that a step copies nothing there, either.
 """
 
 from __future__ import annotations
@@ -50,9 +54,11 @@ Reader = tuple[ir.Node, int, ir.Value]
 
 @dataclass
 class BufferRewrite:
-    """Changes one graph according to a plan; `copied` names the nodes that read a copy of each cache.
+    """Changes one graph according to a plan; `copied` names the nodes that read a copy of each
+    cache.
 
-    `main` is the main graph, which gets the inputs for lengths, and `capacity` the symbol for the rows of buffers.
+    `main` is the main graph, which gets the inputs for lengths, and `capacity` the symbol for the
+    rows of buffers.
     """
 
     builder: Builder
@@ -67,14 +73,19 @@ class BufferRewrite:
     def make(self) -> None:
         """Change the graph."""
         graph, caches = self.builder.graph, self.plan.caches
-        readers = [(_readers(cache, cache.past_aliases), _readers(cache, cache.present_aliases)) for cache in caches]
+        readers = [
+            (_readers(cache, cache.past_aliases), _readers(cache, cache.present_aliases))
+            for cache in caches
+        ]
         written: dict[ir.Value, ir.Value] = {}
         for cache in caches:
             self._open(cache.past, cache)
             written[cache.past] = self._scattered(cache)
         for attention in self.plan.attention:
             buffers = {name: written[cache.past] for name, cache in attention.inputs.items()}
-            read_buffers(attention.node, buffers, self._total(next(iter(attention.inputs.values()))))
+            read_buffers(
+                attention.node, buffers, self._total(next(iter(attention.inputs.values())))
+            )
         served: list[ir.Node] = []
         for cache, (before, after) in zip(caches, readers, strict=True):
             buffer = written[cache.past]
@@ -94,7 +105,9 @@ class BufferRewrite:
             if (choice := cache.choice) is None:
                 continue
             if choice.other not in builders:
-                builders[choice.other] = Builder(choice.other, self.builder.names, self.builder.info)
+                builders[choice.other] = Builder(
+                    choice.other, self.builder.names, self.builder.info
+                )
             builder, first, axis = builders[choice.other], choice.first, cache.axis
             count = builder.dimension(first, axis)
             leading = [builder.dimension(cache.past, outer) for outer in range(axis)]
@@ -138,7 +151,8 @@ class BufferRewrite:
         return self._totals[key]
 
     def _scattered(self, cache: GrowingCache) -> ir.Value:
-        """The buffer with the new rows. Caches of the same shape are written at the same places, computed once."""
+        """The buffer with the new rows. Caches of the same shape are written at the same places,
+        computed once."""
         builder, (size, count) = self.builder, self._count(cache)
         key = self.plan.lengths[cache.past], cache.sizes[: cache.axis], size
         if key not in self._places:
@@ -151,7 +165,8 @@ class BufferRewrite:
     def _serve(
         self, cache: GrowingCache, readers: Sequence[Reader], buffer: ir.Value, length: ir.Value
     ) -> Iterator[ir.Node]:
-        """Give each reader of the first `length` rows their sizes, if it is a Shape, or a copy of them.
+        """Give each reader of the first `length` rows their sizes, if it is a Shape, or a copy of
+        them.
 
         Yields the nodes that are superfluous then.
         """
@@ -160,7 +175,9 @@ class BufferRewrite:
             if is_op(node, "Shape") and node.graph is builder.graph:
                 builder.replace(node.outputs[0], self._sizes(node, cache, length))
                 yield node
-            elif node.inputs[index] is value:  # false for an attention that already reads the buffer
+            elif (
+                node.inputs[index] is value
+            ):  # false for an attention that already reads the buffer
                 ends = [builder.ints([0]), length, builder.ints([cache.axis])]
                 node.replace_input_with(index, builder.slice(buffer, *ends))
                 self.copied.setdefault(cache.past, []).append(label(node))
@@ -169,11 +186,19 @@ class BufferRewrite:
         """The result of a Shape on the first `length` rows of a buffer."""
         rank = len(cache.sizes)
         axes = range(rank)[int_attr(reader, "start", 0) : int_attr(reader, "end", rank)]
-        parts = [self.builder.dimension(cache.past, axis) if axis != cache.axis else length for axis in axes]
+        parts = [
+            self.builder.dimension(cache.past, axis) if axis != cache.axis else length
+            for axis in axes
+        ]
         return self.builder.concat(parts, 0)
 
 
 def _readers(cache: GrowingCache, values: Sequence[ir.Value]) -> list[Reader]:
     """The readers of the values, without the nodes that the buffer makes superfluous."""
     gone = set(cache.aliases)
-    return [(use.node, use.idx, value) for value in values for use in value.uses() if use.node not in gone]
+    return [
+        (use.node, use.idx, value)
+        for value in values
+        for use in value.uses()
+        if use.node not in gone
+    ]

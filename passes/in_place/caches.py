@@ -1,33 +1,39 @@
-"""Caches that grow by a Concat: an input of the model holds the cached rows, and an output those and new rows.
+"""Caches that grow by a Concat: an input of the model holds the cached rows, and an output those
+and new rows.
 
     present_key = torch.cat([past_key, key], dim=2)
 
-    past      := an input of the model that is no initializer; one of its axes counts tokens, and its size is open
-    present   := Concat(alias(past), new; axis of the tokens); one of the values alias(present) is a model output
+    past      := an input of the model that is no initializer; one of its axes counts tokens, and
+              its size is open
+    present   := Concat(alias(past), new; axis of the tokens); one of the values alias(present) is a
+              model output
     alias(x)  := x | Identity(alias(x)) | Concat(alias(x)) | Cast(alias(x); to its own type)
 
-    accepted  any element type, rank and axis, so [B,N,S,D] as well as [B,S,N,D]; any number of new rows; operands of
-              the Concat without rows, which add nothing (torch joins an empty first cache); other readers of past and
-              present, of any kind: buffers.py serves them
-    refused   a number of cached tokens that the model fixes, because constants in the model may depend on it; new rows
-              in front, or on both sides; new rows that are another cache, whose buffer has more rows than the cache; a
-              past that several Concats take, or that several graphs read; a present that is no output, or several
-              outputs, which would need the buffer twice
+    accepted  any element type, rank and axis, so [B,N,S,D] as well as [B,S,N,D]; any number of new
+              rows; operands of the Concat without rows, which add nothing (torch joins an empty
+              first cache); other readers of past and present, of any kind: buffers.py serves them
+    refused   a number of cached tokens that the model fixes, because constants in the model may
+              depend on it; new rows in front, or on both sides; new rows that are another cache,
+              whose buffer has more rows than the cache; a past that several Concats take, or that
+              several graphs read; a present that is no output, or several outputs, which would need
+              the buffer twice
 
 The Concat may lie in a branch of an If, as in the merged decoders of optimum:
 
-    present   := If(condition), an output of the model that no node reads; one branch gives Concat(alias(past), new),
-                 and the other gives `first`, rows of its own. Only nodes directly in the first branch read past
+    present   := If(condition), an output of the model that no node reads; one branch gives
+                 Concat(alias(past), new), and the other gives `first`, rows of its own. Only nodes
+                 directly in the first branch read past
 
-    refused   a `first` with another rank or known size than past has besides the tokens, or without rows; an If within
-              another one; a Loop or a Scan
+    refused   a `first` with another rank or known size than past has besides the tokens, or without
+              rows; an If within another one; a Loop or a Scan
 
-The cache of a cross attention stays as it is, because nothing is appended to it. Named and refused are also caches
-whose rows are moved or written otherwise, in front of the Concat or behind it:
+The cache of a cross attention stays as it is, because nothing is appended to it. Named and refused
+are also caches whose rows are moved or written otherwise, in front of the Concat or behind it:
 
     rolling window   Slice or Split: the oldest rows are dropped
     beams            Gather, GatherND, GatherElements: the batch entries change their order
-    a buffer         ScatterND, ScatterElements, TensorScatter write the new rows, also between two Transposes
+    a buffer         ScatterND, ScatterElements, TensorScatter write the new rows, also between two
+                     Transposes
 """
 
 from __future__ import annotations
@@ -61,7 +67,8 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 OTHERWISE = {
     **dict.fromkeys(
-        ("Slice", "Split"), "it is a rolling window: its oldest rows are dropped, and a buffer only takes new ones"
+        ("Slice", "Split"),
+        "it is a rolling window: its oldest rows are dropped, and a buffer only takes new ones",
     ),
     **dict.fromkeys(
         PICKS,
@@ -79,8 +86,8 @@ NAMES = ("past", "cache")
 
 @dataclass(frozen=True)
 class Choice:
-    """An If with a branch that appends to a cache. `output` is its result, which is `first`, the output of this index
-    of the graph `other`, in a run of the other branch."""
+    """An If with a branch that appends to a cache. `output` is its result, which is `first`, the
+    output of this index of the graph `other`, in a run of the other branch."""
 
     output: ir.Value
     other: ir.Graph
@@ -96,8 +103,9 @@ class Choice:
 class GrowingCache:
     """One cache.
 
-    `past_aliases` are `past` and the values equal to it. `present_aliases` are the result of the Concat and the values
-    equal to it, among them `present`, the model's output. `sizes` is the shape of `past`.
+    `past_aliases` are `past` and the values equal to it. `present_aliases` are the result of the
+    Concat and the values equal to it, among them `present`, the model's output. `sizes` is the
+    shape of `past`.
     """
 
     past: ir.Value
@@ -135,8 +143,9 @@ class GrowingCache:
 
 
 def candidates(graph: ir.Graph, info: ShapeInfo) -> Iterator[ir.Value]:
-    """The inputs that may be caches: of rank 3 at least, and the first operand of a Concat, or named like a cache, or
-    joined with something into an output of the model after or before their rows are moved."""
+    """The inputs that may be caches: of rank 3 at least, and the first operand of a Concat, or
+    named like a cache, or joined with something into an output of the model after or before their
+    rows are moved."""
     for value in graph.inputs:
         shape = info.sizes(value)
         joined = any_op(_taking(value, info), "Concat")
@@ -154,8 +163,8 @@ def _taking(value: ir.Value, info: ShapeInfo) -> Iterator[ir.Node]:
 
 
 def _mover(past: ir.Value, info: ShapeInfo) -> ir.Node | None:
-    """The node of OTHERWISE between a cache and the output that it becomes, in front of a Concat or behind it. A cache
-    that is named so needs no Concat."""
+    """The node of OTHERWISE between a cache and the output that it becomes, in front of a Concat or
+    behind it. A cache that is named so needs no Concat."""
     for node in _taking(past, info):
         behind = [reader for output in node.outputs for reader in _taking(output, info)]
         giving = [reader for reader in behind if _gives_output(reader, info)]
@@ -169,7 +178,8 @@ def _mover(past: ir.Value, info: ShapeInfo) -> ir.Node | None:
 
 
 def _turned_writer(past: ir.Value, info: ShapeInfo) -> ir.Node | None:
-    """The node that writes rows into a transposed cache, whose result is transposed back to an output."""
+    """The node that writes rows into a transposed cache, whose result is transposed back to an
+    output."""
     for turned in nodes_of_type(_taking(past, info), "Transpose"):
         for writer in nodes_of_type(_taking(turned.outputs[0], info), *WRITERS):
             back = nodes_of_type(_taking(writer.outputs[0], info), "Transpose")
@@ -184,7 +194,8 @@ def _gives_output(node: ir.Node, info: ShapeInfo) -> bool:
 
 
 def read_cache(past: ir.Value, info: ShapeInfo) -> GrowingCache:
-    """The cache whose `past` is an input. Raises Decline where the input is no cache that grows by a Concat."""
+    """The cache whose `past` is an input. Raises Decline where the input is no cache that grows by
+    a Concat."""
 
     def words(decline: Decline) -> Decline:
         mover = _mover(past, info)
@@ -214,9 +225,11 @@ def _read(past: ir.Value, info: ShapeInfo) -> GrowingCache:
     return replace(cache, choice=_choice(cache, node, branch, other, info))
 
 
-def _choice(cache: GrowingCache, node: ir.Node, branch: ir.Graph, other: ir.Graph, info: ShapeInfo) -> Choice:
-    """The If that chooses between a cache which grows in a branch and the first rows in the other one. Raises
-    Decline."""
+def _choice(
+    cache: GrowingCache, node: ir.Node, branch: ir.Graph, other: ir.Graph, info: ShapeInfo
+) -> Choice:
+    """The If that chooses between a cache which grows in a branch and the first rows in the other
+    one. Raises Decline."""
     places = [index for index, value in enumerate(branch.outputs) if value is cache.present]
     choice = Choice(node.outputs[places[0]], other, places[0])
     if len(places) != 1 or not choice.output.is_graph_output() or choice.output.uses():
@@ -230,7 +243,8 @@ def _choice(cache: GrowingCache, node: ir.Node, branch: ir.Graph, other: ir.Grap
 
 def _grown(past: ir.Value, graph: ir.Graph, info: ShapeInfo) -> GrowingCache:
     """The cache whose `past` only the nodes of one graph read. Raises Decline."""
-    past_aliases, sizes = aliases_of(past, info, graph), certain(info.shape(past))  # every candidate has some
+    # every candidate has some
+    past_aliases, sizes = aliases_of(past, info, graph), certain(info.shape(past))
     inner = [node for node in _readers(past_aliases) if node.graph is not graph]
     if inner:
         raise Decline(Code.SCOPE, "it is read within a subgraph", inner[0])
@@ -248,7 +262,9 @@ def _grown(past: ir.Value, graph: ir.Graph, info: ShapeInfo) -> GrowingCache:
         raise Decline(Code.SHAPE, "what it grows to is several outputs", concat)
     shape = info.shape(new)
     assert shape is not None  # an operand of a Concat of known rank
-    return GrowingCache(past, presents[0], concat, new, axis, shape[axis], sizes, past_aliases, present_aliases)
+    return GrowingCache(
+        past, presents[0], concat, new, axis, shape[axis], sizes, past_aliases, present_aliases
+    )
 
 
 def _appended(past_aliases: Sequence[ir.Value], info: ShapeInfo) -> tuple[Parts, ir.Value]:
@@ -261,7 +277,11 @@ def _appended(past_aliases: Sequence[ir.Value], info: ShapeInfo) -> tuple[Parts,
         raise Decline(Code.SHAPE, "several Concats take it", concats[1].node)
     first, *others = concats[0].with_elements(info)
     if len(others) != 1 or first not in past_aliases or others[0] in past_aliases:
-        raise Decline(Code.SHAPE, "what is joined with it is not one tensor of new rows behind it", concats[0].node)
+        raise Decline(
+            Code.SHAPE,
+            "what is joined with it is not one tensor of new rows behind it",
+            concats[0].node,
+        )
     return concats[0], others[0]
 
 
@@ -282,7 +302,9 @@ def _not_appended(past_aliases: Sequence[ir.Value]) -> Decline:
     for value in past_aliases:
         for operator in value.consumers():
             if _takes_past(operator, value):
-                return Decline(Code.SHAPE, f"{operator.op_type} appends to it, and is not fused", operator)
+                return Decline(
+                    Code.SHAPE, f"{operator.op_type} appends to it, and is not fused", operator
+                )
     return Decline(Code.SHAPE, "nothing is appended to it")
 
 
@@ -290,7 +312,10 @@ def _takes_past(node: ir.Node, value: ir.Value) -> bool:
     """Is this an attention operator that joins its new rows with the value by itself?"""
     known = SIGNATURES.get((domain_of(node), node.op_type))
     names = () if known is None else known.inputs
-    return any(taken is value and name in PAST_NAMES for name, taken in zip(names, node.inputs, strict=False))
+    return any(
+        taken is value and name in PAST_NAMES
+        for name, taken in zip(names, node.inputs, strict=False)
+    )
 
 
 def _check_given(past: ir.Value, aliases: Sequence[ir.Value]) -> None:
@@ -306,7 +331,9 @@ def _if_of(node: ir.Node, main: ir.Graph) -> tuple[ir.Node, ir.Graph, ir.Graph] 
     for choice in main:
         if not is_op(choice, "If") or node.graph not in subgraphs(choice):
             continue
-        branch, other = (choice.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
+        branch, other = (
+            choice.attributes[name].as_graph() for name in ("then_branch", "else_branch")
+        )
         if branch is not node.graph:
             branch, other = other, branch
         return choice, branch, other
@@ -317,13 +344,17 @@ def _can_be_first(shape: Sequence[Dim], cache: GrowingCache) -> bool:
     """May a tensor of this shape be the first rows of a buffer for the cache?"""
     if len(shape) != len(cache.sizes) or any(size.const == 0 for size in shape):
         return False
-    pairs = [pair for axis, pair in enumerate(zip(shape, cache.sizes, strict=True)) if axis != cache.axis]
+    pairs = [
+        pair for axis, pair in enumerate(zip(shape, cache.sizes, strict=True)) if axis != cache.axis
+    ]
     return all(own == size or own.const is None or size.const is None for own, size in pairs)
 
 
-def aliases_of(value: ir.Value, info: ShapeInfo, graph: ir.Graph | None = None) -> tuple[ir.Value, ...]:
-    """The value, and the values of its own or the given graph that are equal to it because only such nodes lie between
-    (see above)."""
+def aliases_of(
+    value: ir.Value, info: ShapeInfo, graph: ir.Graph | None = None
+) -> tuple[ir.Value, ...]:
+    """The value, and the values of its own or the given graph that are equal to it because only
+    such nodes lie between (see above)."""
     aliases, home = [value], value.graph if graph is None else graph
     for alias in aliases:
         for node in alias.consumers():

@@ -1,8 +1,10 @@
-"""The plan for the caches of a fused model: which attention reads which cache, and which input counts its tokens.
+"""The plan for the caches of a fused model: which attention reads which cache, and which input
+counts its tokens.
 
-Caches share an input where their lengths are the same symbol, or where one attention reads them together and the same
-number of rows is appended to both: the original fails where those lengths differ. Other caches get an input each. Where
-no attention reads a cache in place, buffers gain nothing, and there is no plan.
+Caches share an input where their lengths are the same symbol, or where one attention reads them
+together and the same number of rows is appended to both: the original fails where those lengths
+differ. Other caches get an input each. Where no attention reads a cache in place, buffers gain
+nothing, and there is no plan.
 """
 
 from __future__ import annotations
@@ -55,17 +57,27 @@ def readers_in_place(graph: ir.Graph, caches: Sequence[GrowingCache]) -> list[At
     owners = {value: cache for cache in caches for value in cache.present_aliases}
     axes = {value: cache.axis for value, cache in owners.items()}
     read = ((node, cache_inputs(node, axes)) for node in graph)
-    return [Attention(node, {name: owners[value] for name, value in inputs.items()}) for node, inputs in read if inputs]
+    return [
+        Attention(node, {name: owners[value] for name, value in inputs.items()})
+        for node, inputs in read
+        if inputs
+    ]
 
 
-def _lengths(order: Sequence[GrowingCache], attention: Sequence[Attention], names: Names) -> dict[ir.Value, str]:
-    """The name of the input that counts the tokens of each cache, one for all caches of equal length."""
+def _lengths(
+    order: Sequence[GrowingCache], attention: Sequence[Attention], names: Names
+) -> dict[ir.Value, str]:
+    """The name of the input that counts the tokens of each cache, one for all caches of equal
+    length."""
     groups = {cache.tokens: cache.tokens for cache in order}
     for reader in attention:
         for one, other in combinations(reader.inputs.values(), 2):
             if one.rows == other.rows:
                 groups[_group(groups, other.tokens)] = _group(groups, one.tokens)
-    inputs = {group: names.new(LENGTH) for group in dict.fromkeys(_group(groups, cache.tokens) for cache in order)}
+    inputs = {
+        group: names.new(LENGTH)
+        for group in dict.fromkeys(_group(groups, cache.tokens) for cache in order)
+    }
     return {cache.past: inputs[_group(groups, cache.tokens)] for cache in order}
 
 

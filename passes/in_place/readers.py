@@ -1,11 +1,15 @@
-"""Fused attention that reads a buffer in place: it takes the number of keys and reads nothing after the last key.
+"""Fused attention that reads a buffer in place: it takes the number of keys and reads nothing after
+the last key.
 
-FlashAttentionScore   The number is actual_seq_kvlen (EXT-KEY-LENGTH). The layout must have the tokens along the axis of
-                      the cache. Any of key, value and key_rope may have room for more keys. Masks, bands, biases and
-                      rows that are masked everywhere mean the same as before.
-IncreFlashAttention   The number is actual_seq_lengths. Key and value must both be caches. There must be no mask, bias
-                      or padding on the left, because the operator measures these from the end of the buffer.
-                      Lengths that the node has already stay: they are at most the number of keys.
+FlashAttentionScore   The number is actual_seq_kvlen (EXT-KEY-LENGTH). The layout must have the
+                      tokens along the axis of the cache. Any of key, value and key_rope may have
+                      room for more keys. Masks, bands, biases and rows that are masked everywhere
+                      mean the same as before.
+IncreFlashAttention   The number is actual_seq_lengths. Key and value must both be caches. There
+                      must be no mask, bias
+                      or padding on the left, because the operator measures these from the end of
+                      the buffer. Lengths that the node has already stay: they are at most the
+                      number of keys.
 """
 
 from __future__ import annotations
@@ -25,13 +29,18 @@ FROM_THE_END = ("atten_mask", "pse_shift", "kv_padding_size", "block_table")
 
 
 def cache_inputs(node: ir.Node, axes: Mapping[ir.Value, int]) -> dict[str, ir.Value]:
-    """The inputs that an attention can read out of a buffer; `axes` has the axis of the tokens for each cache."""
+    """The inputs that an attention can read out of a buffer; `axes` has the axis of the tokens for
+    each cache."""
     if node.domain != DOMAIN or node.op_type not in LENGTHS:
         return {}
     inputs = _bound(node)
     wanted = SEQUENCE_AXIS.get(text_attr(node, "input_layout", ""))
     given = {name: _one(inputs.get(name)) for name in CACHES}
-    caches = {name: value for name, value in given.items() if value is not None and axes.get(value, -1) == wanted}
+    caches = {
+        name: value
+        for name, value in given.items()
+        if value is not None and axes.get(value, -1) == wanted
+    }
     if node.op_type == "FlashAttentionScore":
         in_place = inputs["actual_seq_kvlen"] is None
     else:

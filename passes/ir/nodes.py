@@ -27,18 +27,25 @@ RANDOM = (
     "Dropout",
 )
 """The standard operators that may give other numbers each time."""
-NUMBERS = {"value_float": np.float32, "value_int": np.int64, "value_floats": np.float32, "value_ints": np.int64}
+NUMBERS = {
+    "value_float": np.float32,
+    "value_int": np.int64,
+    "value_floats": np.float32,
+    "value_ints": np.int64,
+}
 """The attributes that hold the numbers of a Constant without a tensor, and their types."""
 FOLD_LIMIT = 1 << 22
-"""Constants of more elements than this are not read as a whole; values/large_constants.py tells what they hold."""
+"""Constants of more elements than this are not read as a whole; values/large_constants.py tells
+what they hold."""
 
 HELD = 1 << 16
-"""Constants of more elements than this are read again from their file for each question, and not held in memory."""
+"""Constants of more elements than this are read again from their file for each question, and not
+held in memory."""
 
 
 ABSENT = ir.Value(name="")
-"""What stands for an absent input among `operands`. Nothing makes this value, and its shape, type and content are
-unknown."""
+"""What stands for an absent input among `operands`. Nothing makes this value, and its shape, type
+and content are unknown."""
 
 
 def name_of(named: ir.Node | ir.Value | ir.TensorProtocol) -> str:
@@ -87,16 +94,19 @@ def makers_of(values: Iterable[ir.Value | None]) -> list[ir.Node]:
 
 
 def source_through(value: ir.Value, *op_types: str) -> ir.Value:
-    """The source of a value: the start of the chain of operators of these types, each of which passes on its first
-    input, that leads to the value. It is the value itself where there are no such operators."""
+    """The source of a value: the start of the chain of operators of these types, each of which
+    passes on its first input, that leads to the value. It is the value itself where there are no
+    such operators."""
     while is_op(node := value.producer(), *op_types) and node.inputs[0] is not None:
         value = node.inputs[0]
     return value
 
 
-def reached(starts: Iterable[T], further: Callable[[T], Iterable[T]], limit: int | None = None) -> Iterator[T]:
-    """What is reached from the starts, they first: each once, the nearest first. With a limit the search ends when so
-    many are known."""
+def reached(
+    starts: Iterable[T], further: Callable[[T], Iterable[T]], limit: int | None = None
+) -> Iterator[T]:
+    """What is reached from the starts, they first: each once, the nearest first. With a limit the
+    search ends when so many are known."""
     known = dict.fromkeys(starts)
     pending = deque(known)
     while pending and (limit is None or len(known) < limit):
@@ -108,8 +118,11 @@ def reached(starts: Iterable[T], further: Callable[[T], Iterable[T]], limit: int
                 pending.append(following)
 
 
-def made_of(values: Iterable[ir.Value], op_types: Collection[str], limit: int) -> Iterator[ir.Value]:
-    """The values that some values are made of by operators of these types, they first; at most so many."""
+def made_of(
+    values: Iterable[ir.Value], op_types: Collection[str], limit: int
+) -> Iterator[ir.Value]:
+    """The values that some values are made of by operators of these types, they first; at most so
+    many."""
     return reached(values, lambda value: inputs_of(value.producer(), *op_types), limit)
 
 
@@ -152,7 +165,8 @@ def all_known(items: Iterable[T | None]) -> list[T] | None:
 
 
 def sole(items: Iterable[T] | None) -> T | None:
-    """The only item; None where there is none, where there are several, and where they are unknown."""
+    """The only item; None where there is none, where there are several, and where they are
+    unknown."""
     ahead = [] if items is None else list(islice(items, 2))
     return ahead[0] if len(ahead) == 1 else None
 
@@ -183,8 +197,8 @@ def is_read(value: ir.Value) -> bool:
 
 
 def distinct_consumers(value: ir.Value) -> list[ir.Node]:
-    """The nodes that read a value, each once. Dead nodes are left out if there are others, because they are removed
-    with what they read."""
+    """The nodes that read a value, each once. Dead nodes are left out if there are others, because
+    they are removed with what they read."""
     return list(each_consumer(value))
 
 
@@ -204,8 +218,8 @@ def each_consumer(value: ir.Value) -> Iterator[ir.Node]:
 
 
 def only_reader(value: ir.Value) -> ir.Node | None:
-    """The only reader of a value, if this node reads the value once and is in the same graph as the maker; else
-    None."""
+    """The only reader of a value, if this node reads the value once and is in the same graph as the
+    maker; else None."""
     maker, uses = value.producer(), value.uses()
     if value.is_graph_output() or maker is None or len(uses) != 1:
         return None
@@ -226,8 +240,8 @@ def reads_shape(node: ir.Node) -> bool:
 def constant(value: ir.Value | None, limit: int = FOLD_LIMIT) -> np.ndarray | None:
     """The content of a constant or initializer of at most `limit` elements, else None.
 
-    An initializer that is also a graph input can be overridden by the caller and is no constant, except in models
-    before IR version 4, where every initializer had to be listed as an input.
+    An initializer that is also a graph input can be overridden by the caller and is no constant,
+    except in models before IR version 4, where every initializer had to be listed as an input.
     """
     tensor = constant_tensor(value)
     if tensor is None:
@@ -244,14 +258,15 @@ def single(value: ir.Value | None) -> np.ndarray | None:
 
 
 def number_of(value: ir.Value | None) -> Any:
-    """The one number of a constant; None where a value is no constant, or holds more or less than one."""
+    """The one number of a constant; None where a value is no constant, or holds more or less than
+    one."""
     array = single(value)
     return None if array is None else array.item()
 
 
 def unheld(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """A tensor with the same content. A larger one that lies in a file leaves memory together with the array that is
-    made of it: the original would keep its array."""
+    """A tensor with the same content. A larger one that lies in a file leaves memory together with
+    the array that is made of it: the original would keep its array."""
     if not isinstance(tensor, ir.ExternalTensor) or tensor.size <= HELD:
         return tensor
     return ir.ExternalTensor(
@@ -266,8 +281,8 @@ def unheld(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """The tensor of a constant or initializer of any size, which is not read. None for other values, and for a Constant
-    whose numbers are not in a tensor."""
+    """The tensor of a constant or initializer of any size, which is not read. None for other
+    values, and for a Constant whose numbers are not in a tensor."""
     if value is None or (value.is_graph_input() and not _is_legacy_initializer(value)):
         return None
     if value.const_value is not None:
@@ -275,7 +290,8 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     node = value.producer()
     if not is_op(node, "Constant") or (attr := node.attributes.get("value")) is None:
         return None
-    tensor: ir.TensorProtocol | None = attr.value  # as_tensor() looks for each method of a tensor, which takes longer
+    # as_tensor() looks for each method of a tensor, which takes longer
+    tensor: ir.TensorProtocol | None = attr.value
     return tensor
 
 
@@ -289,16 +305,16 @@ def _numbers_of_attribute(node: ir.Node | None) -> np.ndarray | None:
 
 
 def equal_values(one: ir.Value | None, other: ir.Value | None, limit: int = 64) -> bool:
-    """Do two values hold the same in every run, because they are one value, constants of the same content, or computed
-    in the same way from such values? Then they are of one type and shape, too. Not more than `limit` pairs are looked
-    at."""
+    """Do two values hold the same in every run, because they are one value, constants of the same
+    content, or computed in the same way from such values? Then they are of one type and shape, too.
+    Not more than `limit` pairs are looked at."""
     pairs = list(islice(reached([(one, other)], lambda pair: operand_pairs(*pair)), limit))
     return len(pairs) < limit and all(_are_one(*pair) or operand_pairs(*pair) for pair in pairs)
 
 
 def equal_numbers(one: ir.Value, other: ir.Value) -> bool:
-    """Do two values hold the same numbers in every run, as `equal_values`, or as constants of whatever type? Booleans
-    are 0 and 1."""
+    """Do two values hold the same numbers in every run, as `equal_values`, or as constants of
+    whatever type? Booleans are 0 and 1."""
     return _are_constants(one, other, np.array_equal) or equal_values(one, other)
 
 
@@ -317,12 +333,17 @@ def _are_constants(
 
 def _same_content(one: np.ndarray, other: np.ndarray) -> bool:
     """Do two arrays hold the same bits? 0 and -0 are not the same: 1 divided by them is not."""
-    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    return (
+        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    )
 
 
-def operand_pairs(one: ir.Value | None, other: ir.Value | None) -> list[tuple[ir.Value | None, ir.Value | None]]:
-    """The operands of two values, in pairs, where the same operator with the same attributes makes both: the values are
-    equal if all pairs are. Empty where another thing differs, and where the values are one."""
+def operand_pairs(
+    one: ir.Value | None, other: ir.Value | None
+) -> list[tuple[ir.Value | None, ir.Value | None]]:
+    """The operands of two values, in pairs, where the same operator with the same attributes makes
+    both: the values are equal if all pairs are. Empty where another thing differs, and where the
+    values are one."""
     left, right = producer(one), producer(other)
     if one is None or other is None or left is None or right is None or _are_one(one, other):
         return []
@@ -368,7 +389,8 @@ _PLAIN = (ir.AttributeType.INT, ir.AttributeType.STRING, ir.AttributeType.INTS)
 
 
 def is_overridable(value: ir.Value | None) -> bool:
-    """Is the value an initializer that is an input of the model, too, so that a caller may replace what it holds?"""
+    """Is the value an initializer that is an input of the model, too, so that a caller may replace
+    what it holds?"""
     return (
         value is not None
         and value.is_graph_input()
@@ -383,7 +405,8 @@ def is_weight(value: ir.Value) -> bool:
 
 
 IR_WITH_CONSTANTS = 4
-"""From this IR version on an initializer need not be a graph input, and one that is can be overridden."""
+"""From this IR version on an initializer need not be a graph input, and one that is can be
+overridden."""
 LEGACY_INITIALIZERS = "fa_compiler.legacy_initializers"
 IMPORTS = "fa_compiler.opset_imports"
 DEAD = "fa_compiler.dead_nodes"
@@ -394,7 +417,8 @@ def _is_legacy_initializer(value: ir.Value) -> bool:
 
 
 def takes_initializers(graph: ir.Graph) -> bool:
-    """May a graph be given initializers that are not its inputs? Subgraphs may not before IR version 4.
+    """May a graph be given initializers that are not its inputs? Subgraphs may not before IR
+    version 4.
 
     The model has to be prepared by `remember_versions`.
     """
@@ -402,31 +426,33 @@ def takes_initializers(graph: ir.Graph) -> bool:
 
 
 def opset(node: ir.Node, domain: str = "") -> int:
-    """The version of a domain, by default the standard one, that applies to a node (`graph_opset`)."""
+    """The version of a domain, by default the standard one, that applies to a node
+    (`graph_opset`)."""
     return 1 if node.graph is None else graph_opset(node.graph, domain)
 
 
 def graph_opset(graph: ir.Graph, domain: str = "") -> int:
-    """The version of a domain, by default the standard one, that applies to the nodes of a graph; 1 where the domain is
-    not imported.
+    """The version of a domain, by default the standard one, that applies to the nodes of a graph; 1
+    where the domain is not imported.
 
-    A main graph and a function have their own imports. A subgraph has those of the graph around it, in a model that
-    `remember_imports` has seen.
+    A main graph and a function have their own imports. A subgraph has those of the graph around it,
+    in a model that `remember_imports` has seen.
     """
     imports: Mapping[str, int] = graph.opset_imports or graph.meta.get(IMPORTS, {})
     return imports.get(domain) or (imports.get("ai.onnx") if domain == "" else None) or 1
 
 
 def remember_imports(body: ir.Graph | ir.Function) -> None:
-    """Store in every subgraph of a main graph or function the imports of that graph or function, which apply to it."""
+    """Store in every subgraph of a main graph or function the imports of that graph or function,
+    which apply to it."""
     for node in all_nodes(body):
         for graph in subgraphs(node):
             graph.meta[IMPORTS] = body.opset_imports
 
 
 def remember_versions(model: ir.Model) -> list[ir.Graph]:
-    """Store in every graph what only the model knows: its imports, and whether its initializers are constants. Store
-    which of its nodes are dead, too.
+    """Store in every graph what only the model knows: its imports, and whether its initializers are
+    constants. Store which of its nodes are dead, too.
 
     Returns the graphs: the main one and the subgraphs in it.
     """
@@ -454,7 +480,9 @@ def is_dead(node: ir.Node) -> bool:
 def _dead_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
     def is_needed(value: ir.Value) -> bool:
         # A value that another graph reads, such as a branch of an If, counts as needed.
-        return value.is_graph_output() or any(reader.graph is not graph for reader, _ in value.uses())
+        return value.is_graph_output() or any(
+            reader.graph is not graph for reader, _ in value.uses()
+        )
 
     def makers(node: ir.Node) -> Iterator[ir.Node]:
         return (maker for maker in makers_of(node.inputs) if maker.graph is graph)
@@ -491,26 +519,28 @@ def attribute_values(node: ir.Node) -> dict[str, Any]:
 
 
 def text_attr(node: ir.Node, name: str, default: str) -> str:
-    """The value of a string attribute, or its default. A string may hold any bytes: those that are not text are
-    replaced, so that the result is no known word."""
+    """The value of a string attribute, or its default. A string may hold any bytes: those that are
+    not text are replaced, so that the result is no known word."""
     return _attr(node, name, _text, default)
 
 
 def _text(attr: ir.Attr) -> str:
-    return attr.value.decode(errors="replace") if isinstance(attr.value, bytes) else attr.as_string()
+    return (
+        attr.value.decode(errors="replace") if isinstance(attr.value, bytes) else attr.as_string()
+    )
 
 
 def permutation(node: ir.Node, rank: int) -> list[int] | None:
-    """The input dimension of each output dimension of a Transpose; None where its `perm` is no permutation of this
-    rank."""
+    """The input dimension of each output dimension of a Transpose; None where its `perm` is no
+    permutation of this rank."""
     places = list(range(rank))
     perm = ints_attr(node, "perm", places[::-1])
     return perm if sorted(perm) == places else None
 
 
 def axes_of(node: ir.Node, limit: int = 8) -> list[int] | None:
-    """The axes that a reduction, Squeeze or Unsqueeze names, as written; None when it names none, or when they are
-    unknown, no integers or more than `limit`."""
+    """The axes that a reduction, Squeeze or Unsqueeze names, as written; None when it names none,
+    or when they are unknown, no integers or more than `limit`."""
     attr = node.attributes.get("axes")
     if attr is not None:
         return list(attr.as_ints())
@@ -521,8 +551,8 @@ def axes_of(node: ir.Node, limit: int = 8) -> list[int] | None:
 
 
 def places_of(node: ir.Node, rank: int, limit: int = 8) -> list[int] | None:
-    """The axes of `axes_of`, counted from the first one of an operand of this rank. None for a scalar, too, which has
-    no axes."""
+    """The axes of `axes_of`, counted from the first one of an operand of this rank. None for a
+    scalar, too, which has no axes."""
     axes = axes_of(node, limit)
     if axes is None or not rank:
         return None
@@ -530,7 +560,8 @@ def places_of(node: ir.Node, rank: int, limit: int = 8) -> list[int] | None:
 
 
 def all_nodes(body: ir.Graph | ir.Function) -> Iterator[ir.Node]:
-    """The nodes of a body and of the subgraphs in it. A node comes before the nodes of its subgraphs."""
+    """The nodes of a body and of the subgraphs in it. A node comes before the nodes of its
+    subgraphs."""
     for node in body:
         yield node
         for graph in subgraphs(node):
@@ -555,8 +586,8 @@ def subgraphs(node: ir.Node) -> list[ir.Graph]:
 
 
 def values_read(node: ir.Node) -> list[ir.Value]:
-    """The values that a node reads: its inputs, the inputs of nodes in its subgraphs, and the results of these
-    subgraphs."""
+    """The values that a node reads: its inputs, the inputs of nodes in its subgraphs, and the
+    results of these subgraphs."""
     bodies = subgraphs(node)
     if not bodies:
         return without_none(node.inputs)
@@ -567,8 +598,8 @@ def values_read(node: ir.Node) -> list[ir.Value]:
 
 
 def inner_values(value: ir.Value) -> list[ir.Value] | None:
-    """The values that an If chooses from to make a value, one for each branch. Empty where another operator with
-    subgraphs makes the value, and None where no such operator does."""
+    """The values that an If chooses from to make a value, one for each branch. Empty where another
+    operator with subgraphs makes the value, and None where no such operator does."""
     node = value.producer()
     if node is None or not (bodies := subgraphs(node)):
         return None
@@ -584,8 +615,8 @@ def input_of(node: ir.Node, index: int) -> ir.Value | None:
 
 
 def operands(node: ir.Node | None) -> tuple[ir.Value, ...]:
-    """The inputs of a node. ABSENT takes the place of an absent one, so that no caller has to test for it. None where
-    there is no node."""
+    """The inputs of a node. ABSENT takes the place of an absent one, so that no caller has to test
+    for it. None where there is no node."""
     return () if node is None else tuple(value or ABSENT for value in node.inputs)
 
 
@@ -595,8 +626,8 @@ def operand_at(node: ir.Node | None, index: int) -> ir.Value:
 
 
 def operand_orders(node: ir.Node | None, *op_types: str) -> tuple[tuple[ir.Value, ir.Value], ...]:
-    """The two operands of a node of one of these types, in both orders; none where it is another node, or one that has
-    more or fewer operands."""
+    """The two operands of a node of one of these types, in both orders; none where it is another
+    node, or one that has more or fewer operands."""
     if not is_op(node, *op_types) or len(node.inputs) != 2:
         return ()
     left, right = operands(node)
@@ -604,8 +635,8 @@ def operand_orders(node: ir.Node | None, *op_types: str) -> tuple[tuple[ir.Value
 
 
 def selections_of(node: ir.Node | None) -> Iterator[tuple[ir.Value, ir.Value, ir.Value, bool]]:
-    """How a Where may be read as a selection: the condition, what it keeps, what stands elsewhere, and whether it keeps
-    that where the condition is true. Another node is read in no way."""
+    """How a Where may be read as a selection: the condition, what it keeps, what stands elsewhere,
+    and whether it keeps that where the condition is true. Another node is read in no way."""
     if is_op(node, "Where"):
         condition, chosen, other = operands(node)
         yield condition, chosen, other, True
@@ -613,8 +644,8 @@ def selections_of(node: ir.Node | None) -> Iterator[tuple[ir.Value, ir.Value, ir
 
 
 def operand_beside(node: ir.Node | None, value: ir.Value, *op_types: str) -> ir.Value | None:
-    """What a node of one of these types, which has two operands, combines with a value; None where the node is another
-    one, or does not read the value."""
+    """What a node of one of these types, which has two operands, combines with a value; None where
+    the node is another one, or does not read the value."""
     return next((other for one, other in operand_orders(node, *op_types) if one is value), None)
 
 
@@ -629,8 +660,8 @@ def output_of(node: ir.Node | None) -> ir.Value | None:
 
 
 def inputs_of(node: ir.Node | None, *op_types: str) -> list[ir.Value]:
-    """The inputs that are given to a node, where types are named only to one of these types; none where there is no
-    such node."""
+    """The inputs that are given to a node, where types are named only to one of these types; none
+    where there is no such node."""
     if node is None or (op_types and not is_op(node, *op_types)):
         return []
     return without_none(node.inputs)

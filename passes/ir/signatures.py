@@ -1,16 +1,18 @@
-"""The inputs, outputs and attributes that are known of operators whose definition may grow under one version number.
+"""The inputs, outputs and attributes that are known of operators whose definition may grow under
+one version number.
 
-ONNX Runtime adds inputs and attributes to its operators in later releases, and com.microsoft stays at version 1. A
-reader that takes what it knows and drops the rest would then change results. So whoever reads one of these operators
-asks `unknown_part` first, and leaves the node as it is where something is there that nobody has looked at:
+ONNX Runtime adds inputs and attributes to its operators in later releases, and com.microsoft stays
+at version 1. A reader that takes what it knows and drops the rest would then change results. So
+whoever reads one of these operators asks `unknown_part` first, and leaves the node as it is where
+something is there that nobody has looked at:
 
 - an input or an output beyond the known ones, if it is used;
 - an attribute of another name, whatever its value;
 - a version of the domain above the known one.
 
-A name is listed here when its reader computes with it, when it declines the node because of it, or when it changes no
-result (`inner_precise`, `accuracy_level`). `tests/passes/ir/test_signatures.py` compares the lists with the schemas of
-the installed releases of ONNX and ONNX Runtime.
+A name is listed here when its reader computes with it, when it declines the node because of it, or
+when it changes no result (`inner_precise`, `accuracy_level`). `tests/passes/ir/test_signatures.py`
+compares the lists with the schemas of the installed releases of ONNX and ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ CONTRIB = "com.microsoft"
 
 @dataclass(frozen=True)
 class Signature:
-    """The known parts of an operator, up to a version of its domain. With `variadic` the last input may be repeated."""
+    """The known parts of an operator, up to a version of its domain. With `variadic` the last input
+    may be repeated."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -36,7 +39,9 @@ class Signature:
     version: int = 1
 
     @staticmethod
-    def of(inputs: str, outputs: str, attributes: str = "", *, variadic: bool = False, version: int = 1) -> Signature:
+    def of(
+        inputs: str, outputs: str, attributes: str = "", *, variadic: bool = False, version: int = 1
+    ) -> Signature:
         """The signature of these names, which spaces separate."""
         names = frozenset(attributes.split())
         return Signature(tuple(inputs.split()), tuple(outputs.split()), names, variadic, version)
@@ -91,7 +96,9 @@ _CONTRIB = {
     ),
     "MatMulIntegerToFloat": Signature.of("A B a_scale b_scale a_zero_point b_zero_point bias", "Y"),
     "MatMulNBits": Signature.of(
-        "A B scales zero_points g_idx bias", "Y", "K N accuracy_level bits block_size weight_prepacked"
+        "A B scales zero_points g_idx bias",
+        "Y",
+        "K N accuracy_level bits block_size weight_prepacked",
     ),
     "MultiHeadAttention": Signature.of(
         "query key value bias key_padding_mask attention_bias past_key past_value past_sequence_length "
@@ -121,10 +128,18 @@ _CONTRIB = {
         "output present",
         "do_rotary mask_filter_value num_heads past_present_share_buffer scale unidirectional",
     ),
-    "QLinearAdd": Signature.of("A A_scale A_zero_point B B_scale B_zero_point C_scale C_zero_point", "C"),
-    "QLinearMul": Signature.of("A A_scale A_zero_point B B_scale B_zero_point C_scale C_zero_point", "C"),
-    "QLinearSoftmax": Signature.of("X X_scale x_zero_point y_scale y_zero_point", "Y", "axis opset"),
-    "QLinearWhere": Signature.of("condition X x_scale x_zero_point Y y_scale y_zero_point z_scale z_zero_point", "Z"),
+    "QLinearAdd": Signature.of(
+        "A A_scale A_zero_point B B_scale B_zero_point C_scale C_zero_point", "C"
+    ),
+    "QLinearMul": Signature.of(
+        "A A_scale A_zero_point B B_scale B_zero_point C_scale C_zero_point", "C"
+    ),
+    "QLinearSoftmax": Signature.of(
+        "X X_scale x_zero_point y_scale y_zero_point", "Y", "axis opset"
+    ),
+    "QLinearWhere": Signature.of(
+        "condition X x_scale x_zero_point Y y_scale y_zero_point z_scale z_zero_point", "Z"
+    ),
     "RMSNormRotary": Signature.of(
         "X scale position_ids cosine sine prefill_numerics",
         "Y normalized_fp32",
@@ -139,7 +154,9 @@ _CONTRIB = {
         "local_window_size num_heads qk_norm_epsilon rotary_interleaved rotary_offset scale selected_kv_source softcap "
         "v_quant_type",
     ),
-    "SwiGLU": Signature.of("gate up", "output", "activation_alpha activation_beta limit round_activation"),
+    "SwiGLU": Signature.of(
+        "gate up", "output", "activation_alpha activation_beta limit round_activation"
+    ),
     # What the sharder and the conversion to .air read besides.
     "BiasGelu": Signature.of("A B", "C"),
     "FastGelu": Signature.of("X bias", "Y"),
@@ -197,16 +214,22 @@ SIGNATURES: dict[tuple[str, str], Signature] = {
     ),
     ("", "SwiGLU"): Signature.of("A B", "Y", "alpha", version=NEWEST_OPSET),
     ("", "Swish"): Signature.of("X", "Y", "alpha", version=NEWEST_OPSET),
-    ("ai.onnx.preview", "FlexAttention"): Signature.of("Q K V", "Y", "prob_mod scale score_mod softmax_precision"),
+    ("ai.onnx.preview", "FlexAttention"): Signature.of(
+        "Q K V", "Y", "prob_mod scale score_mod softmax_precision"
+    ),
     **{(CONTRIB, name): signature for name, signature in _CONTRIB.items()},
     **{("npu", name): signature for name, signature in _NPU.items()},
-    **{("", name): Signature(s.inputs, s.outputs, s.attributes, s.variadic, NEWEST_OPSET) for name, s in _NPU.items()},
+    **{
+        ("", name): Signature(s.inputs, s.outputs, s.attributes, s.variadic, NEWEST_OPSET)
+        for name, s in _NPU.items()
+    },
 }
 """By domain and type; the standard domain is ""."""
 
 
 def unknown_part(node: ir.Node) -> str | None:
-    """What is used of a node and not known, in words such as "the input 17 'rows'"; None where all is known.
+    """What is used of a node and not known, in words such as "the input 17 'rows'"; None where all
+    is known.
 
     An operator without an entry in SIGNATURES is not examined.
     """

@@ -1,4 +1,5 @@
-"""Changes of a graph: replacing a value, removing nodes that became superfluous, sorting the result."""
+"""Changes of a graph: replacing a value, removing nodes that became superfluous, sorting the
+result."""
 
 from __future__ import annotations
 
@@ -8,14 +9,22 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import label
-from fa_compiler.passes.ir.nodes import all_nodes, certain, holds_output, inputs_of, makers_of, reached, values_read
+from fa_compiler.passes.ir.nodes import (
+    all_nodes,
+    certain,
+    holds_output,
+    inputs_of,
+    makers_of,
+    reached,
+    values_read,
+)
 
 
 def replace_value(old: ir.Value, new: ir.Value, rename: bool = True) -> None:
     """Replace `old` by `new` everywhere, model outputs included.
 
-    With `rename`, `new` takes the old name, by which users of the model know the value, and the old declared type and
-    shape.
+    With `rename`, `new` takes the old name, by which users of the model know the value, and the old
+    declared type and shape.
     """
     name, shape, dtype = old.name, old.shape, old.dtype
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
@@ -38,11 +47,16 @@ class Swept:
 
 
 def sweep(graph: ir.Graph, roots: list[ir.Node]) -> Swept:
-    """Remove the given nodes if nothing needs them, and then every node and initializer that only they needed."""
+    """Remove the given nodes if nothing needs them, and then every node and initializer that only
+    they needed."""
     pending, swept = list(roots), Swept()
     while pending:
         node = pending.pop()
-        if node.graph is not graph or holds_output(node.outputs) or any(output.uses() for output in node.outputs):
+        if (
+            node.graph is not graph
+            or holds_output(node.outputs)
+            or any(output.uses() for output in node.outputs)
+        ):
             continue
         swept.nodes.append((node, tuple(node.inputs)))
         given = inputs_of(node)
@@ -62,8 +76,8 @@ def _is_unused_initializer(value: ir.Value) -> bool:
 
 
 def superfluous(roots: Iterable[ir.Node], dead: Collection[ir.Node] = ()) -> dict[ir.Node, None]:
-    """The nodes that a sweep from these roots would remove if there were no dead nodes, in an order that begins at the
-    roots."""
+    """The nodes that a sweep from these roots would remove if there were no dead nodes, in an order
+    that begins at the roots."""
     removed: dict[ir.Node, None] = {}
     pending = list(roots)
     while pending:
@@ -78,10 +92,15 @@ def superfluous(roots: Iterable[ir.Node], dead: Collection[ir.Node] = ()) -> dic
 
 
 def dead_readers(roots: Iterable[ir.Node], dead: Collection[ir.Node]) -> list[ir.Node]:
-    """The dead nodes because of which a sweep from these roots would leave more nodes in the graph: those that read the
-    outputs of such nodes, and the dead nodes after them. Other dead nodes are left alone."""
+    """The dead nodes because of which a sweep from these roots would leave more nodes in the graph:
+    those that read the outputs of such nodes, and the dead nodes after them. Other dead nodes are
+    left alone."""
     removed = superfluous(roots, dead)
-    return [node for node in reached(removed, lambda dead_node: _dead_behind(dead_node, dead)) if node in dead]
+    return [
+        node
+        for node in reached(removed, lambda dead_node: _dead_behind(dead_node, dead))
+        if node in dead
+    ]
 
 
 def _dead_behind(node: ir.Node, dead: Collection[ir.Node]) -> list[ir.Node]:
@@ -89,15 +108,16 @@ def _dead_behind(node: ir.Node, dead: Collection[ir.Node]) -> list[ir.Node]:
 
 
 ORDER = "fa_compiler.order"
-"""Where a graph keeps the places of its sorted nodes, for `depends`. Nodes without a place may lie anywhere."""
+"""Where a graph keeps the places of its sorted nodes, for `depends`. Nodes without a place may lie
+anywhere."""
 
 
 def depends(value: ir.Value, node: ir.Node) -> bool:
-    """Is a value computed from an output of a node in the same graph? Values that a branch or loop body reads count,
-    too.
+    """Is a value computed from an output of a node in the same graph? Values that a branch or loop
+    body reads count, too.
 
-    The original nodes of a graph are sorted, so those before this node are not searched. A trial (emit/trial.py) says
-    what that means for the nodes that it replaces.
+    The original nodes of a graph are sorted, so those before this node are not searched. A trial
+    (emit/trial.py) says what that means for the nodes that it replaces.
     """
     graph = certain(node.graph)
     places: dict[ir.Node, int] | None = graph.meta.get(ORDER)
@@ -109,7 +129,12 @@ def depends(value: ir.Value, node: ir.Node) -> bool:
         maker = pending.pop().producer()
         if maker is node:
             return True
-        if maker is None or maker in seen or maker.graph is not graph or places.get(maker, first) < first:
+        if (
+            maker is None
+            or maker in seen
+            or maker.graph is not graph
+            or places.get(maker, first) < first
+        ):
             continue
         seen.add(maker)
         pending.extend(values_read(maker))
@@ -117,8 +142,8 @@ def depends(value: ir.Value, node: ir.Node) -> bool:
 
 
 def restore_order(graph: ir.Graph) -> None:
-    """Sort a graph. Raises RuntimeError if a node depends on its own output, which correct fusions cannot bring
-    about."""
+    """Sort a graph. Raises RuntimeError if a node depends on its own output, which correct fusions
+    cannot bring about."""
     graph.meta.pop(ORDER, None)
     try:
         graph.sort()

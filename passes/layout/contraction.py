@@ -4,15 +4,18 @@
     scores = torch.einsum("bind,bjnd->bnij", query, key)
     logits = torch.addmm(bias, x, weight.T)
 
-    product := MatMul(x, y)                       any rank, batch dimensions broadcast from the right; a vector has no
-                                                  dimension of its own
+    product := MatMul(x, y)                       any rank, batch dimensions broadcast from the
+                                                  right; a vector has no dimension of its own
              | Gemm(x, y [, c])                   rank 2; alpha as factor; no c, or beta = 0
-             | FusedMatMul(x, y)                  com.microsoft; transA, transB, transBatchA, transBatchB, alpha
-             | Einsum("ab,bc->ac", x, y)          two operands, explicit or implicit output, no repeated label in one
-                                                  operand; an ellipsis stands for batch dimensions, as in MatMul
+             | FusedMatMul(x, y)                  com.microsoft; transA, transB, transBatchA,
+                                                  transBatchB, alpha
+             | Einsum("ab,bc->ac", x, y)          two operands, explicit or implicit output, no
+                                                  repeated label in one operand; an ellipsis stands
+                                                  for batch dimensions, as in MatMul
 
-A label that is in both operands and in the output is a batch dimension. A label that is in both operands and not in
-the output is summed over. Everything else is refused: such a node counts as no product.
+A label that is in both operands and in the output is a batch dimension. A label that is in both
+operands and not in the output is summed over. Everything else is refused: such a node counts as no
+product.
 """
 
 from __future__ import annotations
@@ -84,7 +87,8 @@ def addend(node: ir.Node) -> tuple[ir.Value, float] | None:
 
 
 def without_addend(node: ir.Node, info: ShapeInfo) -> Contraction | None:
-    """The product inside a Gemm that adds something to it. The `output` of this contraction is the sum."""
+    """The product inside a Gemm that adds something to it. The `output` of this contraction is the
+    sum."""
     left, right = node.inputs[0], node.inputs[1]
     if not is_op(node, "Gemm") or left is None or right is None:
         return None
@@ -92,9 +96,11 @@ def without_addend(node: ir.Node, info: ShapeInfo) -> Contraction | None:
 
 
 def unknown_rank(node: ir.Node, info: ShapeInfo) -> str | None:
-    """The name of an operand whose unknown rank keeps a product from being read as a contraction; None where there is
-    none."""
-    if not (is_op(node, *PRODUCTS) or (node.domain, node.op_type) == ("com.microsoft", "FusedMatMul")):
+    """The name of an operand whose unknown rank keeps a product from being read as a contraction;
+    None where there is none."""
+    if not (
+        is_op(node, *PRODUCTS) or (node.domain, node.op_type) == ("com.microsoft", "FusedMatMul")
+    ):
         return None
     return next((value.name for value in inputs_of(node) if info.shape(value) is None), None)
 
@@ -102,8 +108,8 @@ def unknown_rank(node: ir.Node, info: ShapeInfo) -> str | None:
 def _with_batch_in_front(
     node: ir.Node, labels: tuple[tuple[str, ...], tuple[str, ...]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The labels under transBatchA and transBatchB, which put the label before an operand's last one in front of its
-    batch labels."""
+    """The labels under transBatchA and transBatchB, which put the label before an operand's last
+    one in front of its batch labels."""
     left, right = (
         (own[-2], *own[:-2], own[-1]) if int_attr(node, name, 0) else own
         for own, name in zip(labels, ("transBatchA", "transBatchB"), strict=True)
@@ -141,21 +147,32 @@ def _matmul(
     batch = tuple(f"b{index}" for index in range(max(*ranks, 2) - 2))
     last = (LEFT[trans_a], RIGHT[trans_b])
     labels = tuple(
-        ("k",) if rank == 1 else batch[len(batch) - (rank - 2) :] + own for rank, own in zip(ranks, last, strict=True)
+        ("k",) if rank == 1 else batch[len(batch) - (rank - 2) :] + own
+        for rank, own in zip(ranks, last, strict=True)
     )
     out = (*batch, *(name for rank, name in zip(ranks, ("m", "n"), strict=True) if rank > 1))
     return Contraction(node, (left, right), (labels[0], labels[1]), out, factor)
 
 
-def _fused_matmul(node: ir.Node, left: ir.Value, right: ir.Value, info: ShapeInfo) -> Contraction | None:
+def _fused_matmul(
+    node: ir.Node, left: ir.Value, right: ir.Value, info: ShapeInfo
+) -> Contraction | None:
     if unknown_part(node) is not None:
         return None
     product = _matmul(node, left, right, info, *_flags(node), _alpha(node))
-    return None if product is None else replace(product, labels=_with_batch_in_front(node, product.labels))
+    return (
+        None
+        if product is None
+        else replace(product, labels=_with_batch_in_front(node, product.labels))
+    )
 
 
 def _gemm(node: ir.Node, left: ir.Value, right: ir.Value, info: ShapeInfo) -> Contraction | None:
-    return None if addend(node) is not None else _matmul(node, left, right, info, *_flags(node), _alpha(node))
+    return (
+        None
+        if addend(node) is not None
+        else _matmul(node, left, right, info, *_flags(node), _alpha(node))
+    )
 
 
 def _einsum(node: ir.Node, left: ir.Value, right: ir.Value, info: ShapeInfo) -> Contraction | None:
@@ -167,14 +184,21 @@ def _einsum(node: ir.Node, left: ir.Value, right: ir.Value, info: ShapeInfo) -> 
     if hidden is None or any("..." in term for term in operands) != ("..." in result):
         return None
     batch = tuple(f"b{index}" for index in range(max(hidden)))
-    one, other = (_labels(term, batch[len(batch) - count :]) for term, count in zip(operands, hidden, strict=True))
+    one, other = (
+        _labels(term, batch[len(batch) - count :])
+        for term, count in zip(operands, hidden, strict=True)
+    )
     out = _labels(result, batch)
-    if any(len(set(labels)) != len(labels) for labels in (one, other, out)) or (set(one) ^ set(other)) - set(out):
+    if any(len(set(labels)) != len(labels) for labels in (one, other, out)) or (
+        set(one) ^ set(other)
+    ) - set(out):
         return None
     return Contraction(node, (left, right), (one, other), out)
 
 
-READERS: Mapping[tuple[str, str], Callable[[ir.Node, ir.Value, ir.Value, ShapeInfo], Contraction | None]] = {
+READERS: Mapping[
+    tuple[str, str], Callable[[ir.Node, ir.Value, ir.Value, ShapeInfo], Contraction | None]
+] = {
     ("", "MatMul"): _matmul,
     ("", "Gemm"): _gemm,
     ("", "Einsum"): _einsum,
@@ -184,7 +208,8 @@ READERS: Mapping[tuple[str, str], Callable[[ir.Node, ir.Value, ir.Value, ShapeIn
 
 
 def _hidden(terms: Sequence[str], ranks: Sequence[int]) -> list[int] | None:
-    """How many dimensions of each operand its ellipsis stands for; None where ONNX Runtime refuses the equation."""
+    """How many dimensions of each operand its ellipsis stands for; None where ONNX Runtime refuses
+    the equation."""
     counts = [rank - len(term.replace(".", "")) for term, rank in zip(terms, ranks, strict=True)]
     with_dots = {count for term, count in zip(terms, counts, strict=True) if "..." in term}
     without = {count for term, count in zip(terms, counts, strict=True) if "..." not in term}

@@ -1,8 +1,9 @@
-"""Plans that turn one arrangement of axes into another with the fewest Reshapes, Transposes and Expands.
+"""Plans that turn one arrangement of axes into another with the fewest Reshapes, Transposes and
+Expands.
 
-A plan first puts the axes that the value has into the target's order. Then it broadcasts the value along the axes that
-it lacks. Axes that stay neighbours are moved together: "b (n d)" to "b n d" is one Reshape, and "b s n d" to "b n s d"
-is one Transpose.
+A plan first puts the axes that the value has into the target's order. Then it broadcasts the value
+along the axes that it lacks. Axes that stay neighbours are moved together: "b (n d)" to "b n d" is
+one Reshape, and "b s n d" to "b n s d" is one Transpose.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 from fa_compiler.passes.algebra.axes import Arrangement, Axes, Axis, flat_axes
 
 COPY_COST = 10
-"""The cost of a Transpose or Expand, which moves every element. A Reshape only changes the shape and costs 1."""
+"""The cost of a Transpose or Expand, which moves every element. A Reshape only changes the shape
+and costs 1."""
 
 LAYOUTS: dict[str, Callable[[Axes, Axes, Axes, Axes], Arrangement]] = {
     "BNSD": lambda b, n, s, d: (b, n, s, d),
@@ -29,7 +31,11 @@ PACKED = "TND"
 
 def arrangement(layout: str, batch: Axes, heads: Axes, seq: Axes, head_dim: Axes) -> Arrangement:
     """The dimensions of a tensor in a layout."""
-    return (batch + seq, heads, head_dim) if layout == PACKED else LAYOUTS[layout](batch, heads, seq, head_dim)
+    return (
+        (batch + seq, heads, head_dim)
+        if layout == PACKED
+        else LAYOUTS[layout](batch, heads, seq, head_dim)
+    )
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,8 @@ class Reshape:
 
 @dataclass(frozen=True)
 class SqueezeUnsqueeze:
-    """Remove and insert dimensions of size 1. Unlike a Reshape, this needs no sizes of the other dimensions."""
+    """Remove and insert dimensions of size 1. Unlike a Reshape, this needs no sizes of the other
+    dimensions."""
 
     removed: tuple[int, ...]
     inserted: tuple[int, ...]
@@ -67,8 +74,8 @@ Move = Reshape | SqueezeUnsqueeze | Transpose | Expand
 
 
 def plan_moves(source: Arrangement, target: Arrangement) -> tuple[Move, ...] | None:
-    """The plan from one arrangement of finest axes to another. None when an axis would have to be dropped, or when the
-    target has an axis twice, as in an outer product of a batch with itself."""
+    """The plan from one arrangement of finest axes to another. None when an axis would have to be
+    dropped, or when the target has an axis twice, as in an outer product of a batch with itself."""
     own = {*flat_axes(source)}
     wanted = flat_axes(target)
     if not own <= set(wanted) or len(set(wanted)) < len(wanted):
@@ -97,14 +104,16 @@ def _permute(source: Arrangement, target: Arrangement) -> list[Move]:
 
 
 def _reshape(source: Arrangement, target: Arrangement) -> list[Move]:
-    """The move between two arrangements of the same axes in the same order; none where they are equal."""
+    """The move between two arrangements of the same axes in the same order; none where they are
+    equal."""
     if source == target:
         return []
     return [_units(source, target) or Reshape(target)]
 
 
 def _units(source: Arrangement, target: Arrangement) -> SqueezeUnsqueeze | None:
-    """The move between two arrangements that differ only in dimensions of size 1; None for other arrangements."""
+    """The move between two arrangements that differ only in dimensions of size 1; None for other
+    arrangements."""
     if [dim for dim in source if dim] != [dim for dim in target if dim]:
         return None
     if (inserted := _extra_units(target, source)) is not None:
@@ -112,12 +121,14 @@ def _units(source: Arrangement, target: Arrangement) -> SqueezeUnsqueeze | None:
     if (removed := _extra_units(source, target)) is not None:
         return SqueezeUnsqueeze(removed, (), target)
     removed = tuple(index for index, dim in enumerate(source) if not dim)
-    return SqueezeUnsqueeze(removed, tuple(index for index, dim in enumerate(target) if not dim), target)
+    return SqueezeUnsqueeze(
+        removed, tuple(index for index, dim in enumerate(target) if not dim), target
+    )
 
 
 def _extra_units(longer: Arrangement, shorter: Arrangement) -> tuple[int, ...] | None:
-    """The places of the dimensions of size 1 that the longer arrangement has and the shorter one lacks. None when the
-    arrangements differ in more than that."""
+    """The places of the dimensions of size 1 that the longer arrangement has and the shorter one
+    lacks. None when the arrangements differ in more than that."""
     rest = list(shorter)
     extra: list[int] = []
     for index, dim in enumerate(longer):
@@ -149,9 +160,10 @@ def _pieces(source: Arrangement, target: Arrangement) -> Arrangement:
 
 
 def _broadcast(present: Arrangement, target: Arrangement, own: set[Axis]) -> list[Move]:
-    """The moves that add the missing axes. A single Expand is enough where each dimension has all of its axes or none.
-    Otherwise a Reshape gives each axis a dimension of its own, an Expand repeats the value along the missing axes, and
-    a second Reshape merges the axes into the target's dimensions."""
+    """The moves that add the missing axes. A single Expand is enough where each dimension has all
+    of its axes or none. Otherwise a Reshape gives each axis a dimension of its own, an Expand
+    repeats the value along the missing axes, and a second Reshape merges the axes into the target's
+    dimensions."""
     whole = all(not have or have == want for have, want in zip(present, target, strict=True))
     if whole:
         return [Expand(target)]

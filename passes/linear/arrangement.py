@@ -1,5 +1,6 @@
-"""In which order the axes of a linear attention lie in a tensor: b batch, t tokens, h heads, d or k key dimensions, e
-or v value dimensions. Axes may be merged, the tokens may be divided into chunks, and axes of 1 may stand anywhere."""
+"""In which order the axes of a linear attention lie in a tensor: b batch, t tokens, h heads, d or k
+key dimensions, e or v value dimensions. Axes may be merged, the tokens may be divided into chunks,
+and axes of 1 may stand anywhere."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ ORDERS = {
 
 
 def orders(shape: Sequence[int], sizes: Mapping[str, int]) -> list[str]:
-    """The orders of axes of these sizes that a tensor of this shape can have, the usual ones first. Orders in which
-    only axes of 1 stand elsewhere are one."""
+    """The orders of axes of these sizes that a tensor of this shape can have, the usual ones first.
+    Orders in which only axes of 1 stand elsewhere are one."""
     if math.prod(shape) != math.prod(sizes.values()):
         return []
     return [*_orders(tuple(size for size in shape if size != 1), tuple(sizes.items()))]
@@ -35,7 +36,9 @@ def has_order(shape: Sequence[int], order: str, sizes: Mapping[str, int]) -> boo
     """Can a tensor of this shape have axes of these sizes in this order?"""
     axes = without_units(order, sizes)
     dims = [size for size in shape if size != 1]
-    return math.prod(dims) == math.prod(sizes.values()) and _fits(dims, [sizes[letter] for letter in axes], axes)
+    return math.prod(dims) == math.prod(sizes.values()) and _fits(
+        dims, [sizes[letter] for letter in axes], axes
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -66,7 +69,12 @@ def _fits(shape: Sequence[int], sizes: Sequence[int], order: Sequence[str]) -> b
         if [order[place] for place in inside] != ["t"]:
             return False
         (place,) = inside
-        if ends[place] not in own or starts[place] not in {1, *own} or end % starts[place] or ends[place] % end:
+        if (
+            ends[place] not in own
+            or starts[place] not in {1, *own}
+            or end % starts[place]
+            or ends[place] % end
+        ):
             return False
     return True
 
@@ -78,8 +86,8 @@ def arranged(array: np.ndarray, order: str, sizes: Mapping[str, int]) -> np.ndar
 
 
 def axes_of_dims(shape: Sequence[int], order: str, sizes: Mapping[str, int]) -> list[str]:
-    """The axes of each dimension of a tensor that has them in this order: none of a dimension of 1, several that are
-    merged, and the tokens of each dimension that they are divided into."""
+    """The axes of each dimension of a tensor that has them in this order: none of a dimension of 1,
+    several that are merged, and the tokens of each dimension that they are divided into."""
     letters = without_units(order, sizes)
     found, place, done = [], 0, 1
     for size in shape:

@@ -25,15 +25,17 @@ ARITHMETIC = ("Mul", "Div", "Neg", "Exp")
 """Operators whose operands are looked at, too: a product with beta, a scale, a decay."""
 MOST_VALUES = 256
 MOST_PARTS = 4
-"""So many parts of one shape of one tensor are looked at. Those of an unrolled loop are one for each token."""
+"""So many parts of one shape of one tensor are looked at. Those of an unrolled loop are one for
+each token."""
 STEPS_BACK = 2
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A value as an operand. `order` names the axes in it; `heads` is its own number of heads, and `batch` and `tokens`
-    tell whether it has these axes or is the same along them. The last `cut` dimensions are read at index 0, because the
-    value is the same along them. A decay is `logarithmic` where the value is its logarithm.
+    """A value as an operand. `order` names the axes in it; `heads` is its own number of heads, and
+    `batch` and `tokens` tell whether it has these axes or is the same along them. The last `cut`
+    dimensions are read at index 0, because the value is the same along them. A decay is
+    `logarithmic` where the value is its logarithm.
 
     In `order`, d are the dimensions of a key, and e those of a value."""
 
@@ -63,9 +65,9 @@ class Sizes:
 
 
 def upstream(region: Region, info: ShapeInfo) -> dict[ir.Value, int]:
-    """The values that may be operands, each with the number of products between it and the region: those that enter the
-    region's products, and what these are made of. A product with a single number does not count. What stands first in
-    the graph comes last."""
+    """The values that may be operands, each with the number of products between it and the region:
+    those that enter the region's products, and what these are made of. A product with a single
+    number does not count. What stands first in the graph comes last."""
     found, seen = dict[ir.Value, int](), set[ir.Value]()
     parts = Counter[tuple[ir.Value, Shape | None]]()
     pending = [(value, 0) for value in region.locals]
@@ -88,8 +90,9 @@ def upstream(region: Region, info: ShapeInfo) -> dict[ir.Value, int]:
 
 
 def _sources(node: ir.Node) -> tuple[list[ir.Value], list[ir.Value]]:
-    """The operands that hold the same numbers as the result, but for their places and a scale, and the others of a
-    product. What a Where chooses beside one number, such as a first state that is reset, is a product."""
+    """The operands that hold the same numbers as the result, but for their places and a scale, and
+    the others of a product. What a Where chooses beside one number, such as a first state that is
+    reset, is a product."""
     given = inputs_of(node)
     if is_op(node, *MOVERS):
         return given[:1], []
@@ -110,8 +113,9 @@ def _is_filler(value: ir.Value) -> bool:
 
 
 def downstream(region: Region) -> list[ir.Value]:
-    """The values that may be outputs or last states: the exits, and what they are made of without a product. Those
-    behind the most products come first, because an output is a product with the last state."""
+    """The values that may be outputs or last states: the exits, and what they are made of without a
+    product. Those behind the most products come first, because an output is a product with the last
+    state."""
 
     def behind(value: ir.Value) -> Iterator[ir.Value]:
         node = value.producer()
@@ -123,15 +127,17 @@ def downstream(region: Region) -> list[ir.Value]:
 
 
 def read(operand: Operand, point: Evaluation, sizes: Sizes) -> np.ndarray | None:
-    """The numbers of a token's operand: [B,T,H,D] or [B,T,H], with as many heads as it has. A decay is returned as its
-    power, [B,T,H,1 or Dk]. None where the value has another size, or is not the same along what is cut."""
+    """The numbers of a token's operand: [B,T,H,D] or [B,T,H], with as many heads as it has. A decay
+    is returned as its power, [B,T,H,1 or Dk]. None where the value has another size, or is not the
+    same along what is cut."""
     tensor = point.tensor(operand.value)
     numbers = tensor.powers() if operand.logarithmic else tensor.numbers()
     return if_known(arranged_as, if_known(cut, numbers, operand.cut), operand, sizes)
 
 
 def arranged_as(numbers: np.ndarray, operand: Operand, sizes: Sizes) -> np.ndarray | None:
-    """Numbers whose axes lie as an operand says, with the axes in the usual order; None where they do not fit."""
+    """Numbers whose axes lie as an operand says, with the axes in the usual order; None where they
+    do not fit."""
     own = own_sizes(operand, sizes)
     if set(own) != set(operand.order) or not has_order(numbers.shape, operand.order, own):
         return None

@@ -1,12 +1,13 @@
 """What operators make of the numbers at many lengths at once (walk.py).
 
-The rules are those of operators.py, which know one length. An operator is computed at all lengths in one go:
+The rules are those of operators.py, which know one length. An operator is computed at all lengths
+in one go:
 
     1  where what it reads is the same at all of them
-    2  where it works element by element (`BY_ELEMENT`): the numbers of each length are one row of an array, and the
-       rule broadcasts
-    3  where it only moves elements (`MOVING`), by integers that are the same at all lengths: the rule moves the numbers
-       of the places, and each row is read at these places
+    2  where it works element by element (`BY_ELEMENT`): the numbers of each length are one row of
+       an array, and the rule broadcasts
+    3  where it only moves elements (`MOVING`), by integers that are the same at all lengths: the
+       rule moves the numbers of the places, and each row is read at these places
     4  Shape and Size, from the formulas of the sizes
 
 Everything else is computed at each length.
@@ -125,8 +126,11 @@ def of_lengths(arrays: Sequence[np.ndarray]) -> Column | Ragged:
     return Rows(np.stack(arrays))
 
 
-def exact_results(node: ir.Node, operands: Sequence[Tensor | None], info: ShapeInfo) -> list[np.ndarray] | None:
-    """The numbers that a node gives; None where they are not known. Raises FailedError where it fails."""
+def exact_results(
+    node: ir.Node, operands: Sequence[Tensor | None], info: ShapeInfo
+) -> list[np.ndarray] | None:
+    """The numbers that a node gives; None where they are not known. Raises FailedError where it
+    fails."""
     try:
         results = evaluated(node, operands, info.dtype(input_of(node, 0)), False)
     except UnknownError:
@@ -134,9 +138,11 @@ def exact_results(node: ir.Node, operands: Sequence[Tensor | None], info: ShapeI
     return all_known(result.exact for result in results) or None
 
 
-def at_once(node: ir.Node, operands: Sequence[Column | Ragged | None], info: ShapeInfo) -> list[Column] | None:
-    """What a node makes of known operands at all lengths in one go; None where it has to be computed at each, or is not
-    known. Raises FailedError where it fails at all of them."""
+def at_once(
+    node: ir.Node, operands: Sequence[Column | Ragged | None], info: ShapeInfo
+) -> list[Column] | None:
+    """What a node makes of known operands at all lengths in one go; None where it has to be
+    computed at each, or is not known. Raises FailedError where it fails at all of them."""
     if not _have_shapes(operands):
         return None
     if not instances(operands, Rows):  # 1: the same at all lengths
@@ -179,12 +185,16 @@ def _moved(node: ir.Node, operands: Operands, info: ShapeInfo) -> list[Column] |
         return None
     rows = [column.rows(lengths) for column in sources]
     elements = np.concatenate([np.zeros((lengths, 1), rows[0].dtype), *rows], 1)
-    return [Rows(elements[:, place.reshape(-1)].reshape(lengths, *place.shape)) for place in results]
+    return [
+        Rows(elements[:, place.reshape(-1)].reshape(lengths, *place.shape)) for place in results
+    ]
 
 
-def of_sizes(node: ir.Node, info: ShapeInfo, sizes: Mapping[str, np.ndarray]) -> list[Column] | None:
-    """What Shape or Size gives, where the sizes of these names are known at all lengths; None where another one is
-    needed."""  # 4
+def of_sizes(
+    node: ir.Node, info: ShapeInfo, sizes: Mapping[str, np.ndarray]
+) -> list[Column] | None:
+    """What Shape or Size gives, where the sizes of these names are known at all lengths; None where
+    another one is needed."""  # 4
     dims = info.shape(node.inputs[0])
     arrays = if_known(lambda known: all_known(dim.evaluate_all(sizes) for dim in known), dims)
     if arrays is None:

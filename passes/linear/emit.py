@@ -1,5 +1,6 @@
-"""A proven linear attention becomes one operator of the target: FlashLinearAttention, or what LinearAttention becomes
-there (attention_ops/linear.py), which also says what a target cannot express."""
+"""A proven linear attention becomes one operator of the target: FlashLinearAttention, or what
+LinearAttention becomes there (attention_ops/linear.py), which also says what a target cannot
+express."""
 
 from __future__ import annotations
 
@@ -18,7 +19,16 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.linear import LinearOperator, operator_of
 from fa_compiler.passes.attention_ops.linear_call import LinearCall
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import all_known, certain, constant, int_attr, is_op, producer, single, without_absent
+from fa_compiler.passes.ir.nodes import (
+    all_known,
+    certain,
+    constant,
+    int_attr,
+    is_op,
+    producer,
+    single,
+    without_absent,
+)
 from fa_compiler.passes.linear.arrangement import axes_of_dims, without_units
 from fa_compiler.passes.linear.candidates import Operand, own_sizes, rows_of
 from fa_compiler.passes.linear.corrections import Correction
@@ -34,7 +44,8 @@ MOST_TOKENS = 1 << 17
 
 @dataclass(frozen=True)
 class Emitted:
-    """The operator, which is in the graph, and the pairs of old values and what takes their places."""
+    """The operator, which is in the graph, and the pairs of old values and what takes their
+    places."""
 
     call: LinearCall
     operator: LinearOperator
@@ -73,7 +84,8 @@ class Emitter:
             result.dtype = dtype
 
     def _call(self, facts: Facts) -> LinearCall:
-        """What the operator computes of which values, which are in the graph then. Raises Decline."""
+        """What the operator computes of which values, which are in the graph then. Raises
+        Decline."""
         found, heads, target = self.match.found, self.match.sizes.heads, facts.options.target
         if found.reset is not None:
             self._check_reset(facts.options)
@@ -90,18 +102,21 @@ class Emitter:
             **(if_known(self._correction, found.correction) or {}),
         }
         rule, counts = self.match.rule, (query_heads, heads)
-        return LinearCall(self.node, without_absent(inputs), counts, rule, self._scale, bool(self.match.states))
+        return LinearCall(
+            self.node, without_absent(inputs), counts, rule, self._scale, bool(self.match.states)
+        )
 
     def _check_lengths(self, options: Options) -> None:
-        """Decline an operator of Ascend where the file is right for some numbers of tokens only. This is asked last,
-        because the assumption helps only where nothing else is in the way."""
+        """Decline an operator of Ascend where the file is right for some numbers of tokens only.
+        This is asked last, because the assumption helps only where nothing else is in the way."""
         if options.target == "ascend" and not (self.match.lengths.are_all or self.is_any_length):
             reason = f"the file is right where the tokens are {self.match.lengths}, and a device refuses no others"
             hint = f"--assume {ANY_LENGTH} if it is meant for every number; or export it with a fixed number of tokens"
             raise Decline(Code.SHAPE, reason, self.node, hint)
 
     def _whole_decay(self, query: ir.Value) -> ir.Value | None:
-        """The logarithm of what the states are multiplied by: a decay, a reset, or both; None where neither is."""
+        """The logarithm of what the states are multiplied by: a decay, a reset, or both; None where
+        neither is."""
         found = self.match.found
         decay = if_known(self._decay, found.decay, query)
         return decay if found.reset is None else self._with_reset(found.reset, decay, query)
@@ -125,14 +140,20 @@ class Emitter:
             raise Decline(Code.LINEAR, reason, chosen, hint)
         if options.target == "ascend":
             reason = "at some tokens its state becomes 0, which is a log decay of minus infinity, and CANN's takes none"
-            raise Decline(Code.ILLEGAL, reason, self.node, "--target ort of optimize has an operator for it")
+            raise Decline(
+                Code.ILLEGAL, reason, self.node, "--target ort of optimize has an operator for it"
+            )
 
     @property
     def _scale(self) -> float:
         """The scale as float32. One of 0 would stand for the default."""
         scale = float(np.float32(self.match.found.scale))
         if not np.isfinite(scale) or scale == 0.0:
-            raise Decline(Code.LINEAR, f"the scale {self.match.found.scale} is 0 or infinite in float32", self.node)
+            raise Decline(
+                Code.LINEAR,
+                f"the scale {self.match.found.scale} is 0 or infinite in float32",
+                self.node,
+            )
         return scale
 
     def _correction(self, correction: Correction) -> dict[str, ir.Value]:
@@ -147,19 +168,27 @@ class Emitter:
 
     def _ones(self, query: ir.Value) -> ir.Value:
         """A beta of 1 for each token."""
-        one = self.builder.cast(self.builder.constant(np.ones((1, 1, 1), np.float32), "one"), self._dtype)
+        one = self.builder.cast(
+            self.builder.constant(np.ones((1, 1, 1), np.float32), "one"), self._dtype
+        )
         return self._expanded(one, query, 1)
 
     def _expanded(self, value: ir.Value, query: ir.Value, width: int) -> ir.Value:
         """A value for each token of the query."""
-        sizes = [self.builder.dimension(query, 0), self.builder.dimension(query, 1), self.builder.ints([width])]
+        sizes = [
+            self.builder.dimension(query, 0),
+            self.builder.dimension(query, 1),
+            self.builder.ints([width]),
+        ]
         return self.builder.expand(value, self.builder.concat(sizes, 0))
 
     def _guarded(self, query: ir.Value) -> ir.Value:
-        """The query times 1, where the file is right. At other lengths the file fails or gives other numbers, and here
-        the 1 is looked up at a place that its table does not have, which is an error.
+        """The query times 1, where the file is right. At other lengths the file fails or gives
+        other numbers, and here the 1 is looked up at a place that its table does not have, which is
+        an error.
 
-        ONNX Runtime's optimisations leave out a Reshape that would fail (1.32), but no lookup by a computed index.
+        ONNX Runtime's optimisations leave out a Reshape that would fail (1.32), but no lookup by a
+        computed index.
         """
         lengths = self.match.lengths
         if lengths.are_all or self.is_any_length:
@@ -173,7 +202,8 @@ class Emitter:
         return self.builder.mul(query, self.builder.cast(one, self._dtype))
 
     def _looked_up(self, table: ir.Value, place: ir.Value) -> ir.Value:
-        """An element of a table. The node's name, which the error has where there is none, says what the file takes."""
+        """An element of a table. The node's name, which the error has where there is none, says
+        what the file takes."""
         element = self.builder.gather(table, place, 0)
         node = certain(element.producer())
         words = f"right_for_{self.match.lengths}_tokens_only".replace(" ", "_")
@@ -181,12 +211,18 @@ class Emitter:
         return element
 
     def _places(self) -> ir.Value:
-        """By the number of tokens, 0 where it is right and 1 where it is not. A larger number lies behind the end."""
+        """By the number of tokens, 0 where it is right and 1 where it is not. A larger number lies
+        behind the end."""
         ranges = [(first, last or MOST_TOKENS + 1) for first, last in self.match.lengths.ranges]
         end = max(last for _, last in ranges)
         if end > MOST_TOKENS:
             reason = "the numbers of tokens for which the file is right cannot be told apart"
-            raise Decline(Code.LINEAR, reason, self.node, f"--assume {ANY_LENGTH} if it is meant for every number")
+            raise Decline(
+                Code.LINEAR,
+                reason,
+                self.node,
+                f"--assume {ANY_LENGTH} if it is meant for every number",
+            )
         table = np.ones(end + 1, dtype=np.int64)
         for first, last in ranges:
             table[first : last + 1] = 0
@@ -205,22 +241,34 @@ class Emitter:
             raise Decline(Code.DTYPE, "the type of the output is unknown", self.node)
         return dtype
 
-    def _target(self, axes: Sequence[str], sizes: Mapping[str, int], source: ir.Value, own: Sequence[str]) -> ir.Value:
-        """The shape with these axes merged in each dimension. Sizes that differ from run to run are read from a source,
-        whose dimensions have their `own` axes; one of them is -1."""
+    def _target(
+        self, axes: Sequence[str], sizes: Mapping[str, int], source: ir.Value, own: Sequence[str]
+    ) -> ir.Value:
+        """The shape with these axes merged in each dimension. Sizes that differ from run to run are
+        read from a source, whose dimensions have their `own` axes; one of them is -1."""
         parts: list[ir.Value] = []
         spare = max((place for place, each in enumerate(axes) if self._is_open(each)), default=-1)
         for place, each in enumerate(axes):
             if not self._is_open(each):
-                parts.append(self.builder.ints([int(np.prod([sizes[letter] for letter in each], dtype=np.int64))]))
+                parts.append(
+                    self.builder.ints(
+                        [int(np.prod([sizes[letter] for letter in each], dtype=np.int64))]
+                    )
+                )
             elif place == spare:
                 parts.append(self.builder.ints([-1]))
             elif each in own:
                 parts.append(self.builder.dimension(source, list(own).index(each)))
             else:
-                raise Decline(Code.SHAPE, "the sizes of a linear attention cannot be computed", self.node)
+                raise Decline(
+                    Code.SHAPE, "the sizes of a linear attention cannot be computed", self.node
+                )
         known = all_known(map(constant, parts))
-        return self.builder.concat(parts, 0) if known is None else self.builder.ints([int(part[0]) for part in known])
+        return (
+            self.builder.concat(parts, 0)
+            if known is None
+            else self.builder.ints([int(part[0]) for part in known])
+        )
 
     def _is_open(self, letters: Iterable[str]) -> bool:
         """Is one of these axes a batch or tokens that differ from run to run?"""
@@ -236,15 +284,18 @@ class Emitter:
         return self.builder.reshape(value, self._target(wanted, sizes, value, own))
 
     def _check_fixed(self, value: ir.Value, own: Sequence[str]) -> None:
-        """Decline a size that is written out as a number and is not known to be the same in every run. One without axes
-        is 1, or 0 in a run without tokens. Where all sizes are written out, one may be its number or 0: the Reshape of
-        a tensor without elements fails, as the file does."""
+        """Decline a size that is written out as a number and is not known to be the same in every
+        run. One without axes is 1, or 0 in a run without tokens. Where all sizes are written out,
+        one may be its number or 0: the Reshape of a tensor without elements fails, as the file
+        does."""
         is_closed = not any(map(self._is_open, own))
         for size, letters in zip(self.builder.info.sizes(value), own, strict=False):
             is_unit = not letters and size.upper is not None and size.upper <= 1
             is_fixed = size.const is not None or is_unit or (is_closed and _is_whole_or_none(size))
             if not is_fixed and not self._is_open(letters):
-                reason = f"the size {size} of {value.name!r} is not known to be the same in every run"
+                reason = (
+                    f"the size {size} of {value.name!r} is not known to be the same in every run"
+                )
                 raise Decline(Code.SHAPE, reason, self.node)
 
     def _moved(self, operand: Operand, wanted: Sequence[str]) -> ir.Value:
@@ -261,7 +312,12 @@ class Emitter:
         return self.builder.gather(value, zero, -1)
 
     def _arranged(
-        self, value: ir.Value, shape: Sequence[int], order: str, wanted: Sequence[str], sizes: Mapping[str, int]
+        self,
+        value: ir.Value,
+        shape: Sequence[int],
+        order: str,
+        wanted: Sequence[str],
+        sizes: Mapping[str, int],
     ) -> ir.Value:
         """A value that has its axes in this order, with the wanted ones in each dimension."""
         own, usual = axes_of_dims(shape, order, sizes), "".join(wanted)
@@ -273,7 +329,8 @@ class Emitter:
         return self._reshaped(turned, list(usual), wanted, sizes)
 
     def _tokens(self, operand: Operand, heads: int) -> ir.Value:
-        """Query or key as [B,T,H*D]. Of fewer than these heads each is repeated for its neighbours."""
+        """Query or key as [B,T,H*D]. Of fewer than these heads each is repeated for its
+        neighbours."""
         if operand.heads == heads:
             return self._moved(operand, ["b", "t", "hd"])
         value, builder = self._moved(operand, ["b", "t", "h", "d"]), self.builder
@@ -302,24 +359,36 @@ class Emitter:
                 is_rounded = self._is_rounded(last.value, certain(given))
                 value = value if is_rounded else self.builder.cast(value, certain(wanted))
                 given = self.builder.info.dtype(value)
-        return self._arranged(value, self.match.shapes[state.value], state.order, ["b", "h", "k", "v"], sizes)
+        return self._arranged(
+            value, self.match.shapes[state.value], state.order, ["b", "h", "k", "v"], sizes
+        )
 
     def _is_rounded(self, state: ir.Value, dtype: ir.DataType) -> bool:
-        """Is a last state rounded to this type by all that reads it, but for the products that are no more? The
-        operator rounds it to the type of the first one. A product with weights stays."""
+        """Is a last state rounded to this type by all that reads it, but for the products that are
+        no more? The operator rounds it to the type of the first one. A product with weights
+        stays."""
         region, readers = self.match.region, [reader for reader, _ in state.uses()]
-        left = [node for node in readers if not (is_op(node, *PRODUCTS) and region.depth(node.outputs[0]))]
-        are_casts = all(is_op(reader, "Cast") and int_attr(reader, "to", 0) == dtype for reader in left)
+        left = [
+            node
+            for node in readers
+            if not (is_op(node, *PRODUCTS) and region.depth(node.outputs[0]))
+        ]
+        are_casts = all(
+            is_op(reader, "Cast") and int_attr(reader, "to", 0) == dtype for reader in left
+        )
         return are_casts and not state.is_graph_output()
 
     def _rows(self, operand: Operand, query: ir.Value) -> ir.Value:
-        """A number for each token and head, or also for each key dimension, as [B,T,H] or [B,T,H*Dk]."""
+        """A number for each token and head, or also for each key dimension, as [B,T,H] or
+        [B,T,H*Dk]."""
         batch = "b" if operand.has_batch else ""
         tokens = "t" if operand.has_tokens else ""
         value = self._moved(operand, [batch, tokens, "hd" if "d" in operand.order else "h"])
         if operand.has_batch and operand.has_tokens:
             return value
-        return self._expanded(value, query, operand.heads * (self.match.sizes.key if "d" in operand.order else 1))
+        return self._expanded(
+            value, query, operand.heads * (self.match.sizes.key if "d" in operand.order else 1)
+        )
 
     def _decay(self, operand: Operand, query: ir.Value) -> ir.Value:
         """The logarithm of the decay."""
@@ -337,12 +406,15 @@ class Emitter:
         return self.builder.op("Log", [self._rows(operand, query)])
 
     def _with_reset(self, reset: Reset, decay: ir.Value | None, query: ir.Value) -> ir.Value:
-        """The logarithm of a decay, or of none, plus minus infinity where a state is reset. So a decay that is NaN or
-        infinite stays NaN there, as its product with 0 is."""
+        """The logarithm of a decay, or of none, plus minus infinity where a state is reset. So a
+        decay that is NaN or infinite stays NaN there, as its product with 0 is."""
         builder, heads = self.builder, self.match.sizes.heads
         ends = [builder.constant(np.array(end, np.float32), "decay") for end in (-np.inf, 0.0)]
         logs = builder.where(self._truth(reset.truth), *(ends[::-1] if reset.is_kept else ends))
-        batch, sizes = "b" if reset.operand.has_batch else "", rows_of(reset.operand, self.match.sizes)
+        batch, sizes = (
+            "b" if reset.operand.has_batch else "",
+            rows_of(reset.operand, self.match.sizes),
+        )
         made, wanted = builder.cast(logs, self._dtype), [batch, "t", "h"]
         rows = self._arranged(made, reset.shape, reset.operand.order, wanted, sizes)
         if decay is None:
@@ -358,7 +430,10 @@ class Emitter:
         value = truth.source
         for node in truth.steps:
             arrays = map(single, node.inputs)
-            inputs = [value if array is None else self.builder.constant(array, "number") for array in arrays]
+            inputs = [
+                value if array is None else self.builder.constant(array, "number")
+                for array in arrays
+            ]
             value = self.builder.again(node, inputs)
         return value
 
@@ -369,7 +444,9 @@ class Emitter:
         return self._cast(made, operand.value)
 
     def _as_state(self, state: ir.Value, wanted: State) -> ir.Value:
-        made = self._returned(state, ["b", "h", "k", "v"], wanted.value, wanted.order, self.match.sizes.of_state)
+        made = self._returned(
+            state, ["b", "h", "k", "v"], wanted.value, wanted.order, self.match.sizes.of_state
+        )
         return self._cast(made, wanted.value)
 
     def _cast(self, made: ir.Value, old: ir.Value) -> ir.Value:
@@ -378,7 +455,12 @@ class Emitter:
         return made if dtype is None else self.builder.cast(made, dtype)
 
     def _returned(
-        self, value: ir.Value, own: Sequence[str], old: ir.Value, order: str, sizes: Mapping[str, int]
+        self,
+        value: ir.Value,
+        own: Sequence[str],
+        old: ir.Value,
+        order: str,
+        sizes: Mapping[str, int],
     ) -> ir.Value:
         axes = axes_of_dims(self.match.shapes[old], order, sizes)
         usual = "".join(own)
@@ -389,7 +471,12 @@ class Emitter:
         return self._reshaped_to(value, own, old, axes, sizes)
 
     def _reshaped_to(
-        self, value: ir.Value, own: Sequence[str], old: ir.Value, axes: Sequence[str], sizes: Mapping[str, int]
+        self,
+        value: ir.Value,
+        own: Sequence[str],
+        old: ir.Value,
+        axes: Sequence[str],
+        sizes: Mapping[str, int],
     ) -> ir.Value:
         """A value with the dimensions of an old one, which may divide the tokens."""
         if "".join(axes).count("t") < 2:
@@ -413,7 +500,8 @@ def _is_whole_or_none(size: Dim) -> bool:
 
 
 def _with_units(own: Sequence[str], order: str, sizes: Mapping[str, int]) -> list[str]:
-    """The axes of each dimension. One that has none is named by an axis of 1, if that makes the order whole."""
+    """The axes of each dimension. One that has none is named by an axis of 1, if that makes the
+    order whole."""
     units = iter([letter for letter in order if sizes[letter] == 1])
     named = [each or next(units, "") for each in own]
     return named if named == list(order) and not any(units) else list(own)

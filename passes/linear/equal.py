@@ -1,21 +1,25 @@
-"""Equal regions are proven once. The layers of a model are copies of each other, and so are their regions.
+"""Equal regions are proven once. The layers of a model are copies of each other, and so are their
+regions.
 
-Two regions with the same form (`Form`) are the same function of what enters them: the proof of one is that of the
-other, with each value in the place of the one of the same number. The form holds all that a proof reads:
+Two regions with the same form (`Form`) are the same function of what enters them: the proof of one
+is that of the other, with each value in the place of the one of the same number. The form holds all
+that a proof reads:
 
-    region  :=  its nodes in the order in which they are reached from the exits, the exits, the values of depth 0
-                that products read, and whether batch and tokens are open
-    node    :=  domain, operator, attributes with their bodies, the numbers of its inputs and outputs
+    region  :=  its nodes in the order in which they are reached from the exits, the exits, the
+                values of depth 0 that products read, and whether batch and tokens are open
+    node    :=  domain, operator, attributes with their bodies, the numbers of its inputs and
+                outputs
     value   :=  its number, shape, type and depth, and its content where it is a constant
-    size    :=  a formula of the batch, the tokens and sizes that are not known, each by its kind and its number in
-                the order in which they are met
+    size    :=  a formula of the batch, the tokens and sizes that are not known, each by its kind
+                and its number in the order in which they are met
     constant :=
       1         its content
       2       | `free`: floating-point weights of several finite numbers
 
-The contents of case 2 differ from layer to layer, such as the weights of norms and the logarithms of decays. Where they
-do, the first region is evaluated with random numbers in the place of those that differ. If that proves an attention, it
-is one for all contents. If not, only regions with equal contents share a proof.
+The contents of case 2 differ from layer to layer, such as the weights of norms and the logarithms
+of decays. Where they do, the first region is evaluated with random numbers in the place of those
+that differ. If that proves an attention, it is one for all contents. If not, only regions with
+equal contents share a proof.
 
 The forms and the proofs live as long as the fusion of one graph.
 """
@@ -52,8 +56,8 @@ Content: TypeAlias = tuple[str, tuple[int, ...], bytes]
 
 @dataclass(frozen=True)
 class Form:
-    """What the proof of a region reads. The values of a region are numbered; `contents` has those of the free
-    constants, in the order of their numbers."""
+    """What the proof of a region reads. The values of a region are numbered; `contents` has those
+    of the free constants, in the order of their numbers."""
 
     entries: tuple[Hashable, ...]
     values: Sequence[ir.Value]
@@ -90,7 +94,9 @@ def _proven_together(members: Sequence[_Member]) -> Iterator[tuple[int, LinearMa
     if len(by_content) > 1:  # 2: free constants
         first = members[0]
         differing = zip(*(member.form.contents for member in members), strict=True)
-        unknown = frozenset(first.form.values[each[0][0]] for each in differing if len(set(each)) > 1)
+        unknown = frozenset(
+            first.form.values[each[0][0]] for each in differing if len(set(each)) > 1
+        )
         prover = dataclasses.replace(first.prover, unknown=unknown, powers=Powers(), work=[0, 0])
         if (match := prover.prove()) is not None:
             yield from _carried(match, members)
@@ -110,7 +116,8 @@ def _carried(match: LinearMatch, members: Sequence[_Member]) -> Iterator[tuple[i
 
 
 def _has_logarithm(match: LinearMatch, info: ShapeInfo) -> bool:
-    """Is a decay that is given as a power never negative? That may depend on what stands in front of the region."""
+    """Is a decay that is given as a power never negative? That may depend on what stands in front
+    of the region."""
     decay = match.found.decay
     if decay is None or decay.logarithmic:
         return True
@@ -119,18 +126,24 @@ def _has_logarithm(match: LinearMatch, info: ShapeInfo) -> bool:
 
 
 def _replaced(item: Any, others: Mapping[ir.Value, ir.Value], region: Region) -> Any:
-    """A record with other values in the places of its own. The decays of tables (powers.py) are in no region."""
+    """A record with other values in the places of its own. The decays of tables (powers.py) are in
+    no region."""
     if isinstance(item, ir.Value):
         return others.get(item, item)
     if isinstance(item, Region):
         return region
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         fields = {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
-        return dataclasses.replace(item, **{name: _replaced(own, others, region) for name, own in fields.items()})
+        return dataclasses.replace(
+            item, **{name: _replaced(own, others, region) for name, own in fields.items()}
+        )
     if isinstance(item, tuple):
         return tuple(_replaced(each, others, region) for each in item)
     if isinstance(item, Mapping):
-        return {_replaced(key, others, region): _replaced(each, others, region) for key, each in item.items()}
+        return {
+            _replaced(key, others, region): _replaced(each, others, region)
+            for key, each in item.items()
+        }
     return item
 
 
@@ -163,8 +176,11 @@ class _Reader:
         return Form(tuple(self.entries), [*self.numbers], tuple(self.contents))
 
     def _ordered(self) -> Iterator[ir.Node]:
-        """The nodes of the region, each behind those that it reads, as they are reached from the exits."""
-        pending = [(node, False) for node in reversed([*makers_of(self.region.exits), *self.region.nodes])]
+        """The nodes of the region, each behind those that it reads, as they are reached from the
+        exits."""
+        pending = [
+            (node, False) for node in reversed([*makers_of(self.region.exits), *self.region.nodes])
+        ]
         seen = set[ir.Node]()
         while pending:
             node, is_ready = pending.pop()
@@ -178,7 +194,9 @@ class _Reader:
     def _read(self, node: ir.Node) -> None:
         """Enter a node."""
         inputs = tuple(if_known(self._number, value) for value in node.inputs)
-        attributes = tuple((name, self._attribute(attr)) for name, attr in sorted(node.attributes.items()))
+        attributes = tuple(
+            (name, self._attribute(attr)) for name, attr in sorted(node.attributes.items())
+        )
         outputs = tuple(map(self._number, node.outputs))
         self.entries.append((node.domain, node.op_type, inputs, attributes, outputs))
 
@@ -194,7 +212,8 @@ class _Reader:
         return id(attr)
 
     def _body(self, graph: ir.Graph) -> Hashable:
-        """Enter the nodes of a body. Returns where they begin, and the numbers of its inputs and outputs."""
+        """Enter the nodes of a body. Returns where they begin, and the numbers of its inputs and
+        outputs."""
         start, inputs = len(self.entries), tuple(map(self._number, graph.inputs))
         for node in graph:
             self._read(node)
@@ -208,7 +227,9 @@ class _Reader:
         dims = self.info.shape(value)
         shape = None if dims is None else tuple(map(self._size, dims))
         dtype = self.info.dtype(value)
-        self.entries.append((shape, dtype, self.region.depth(value), self._constant(value, number, dtype)))
+        self.entries.append(
+            (shape, dtype, self.region.depth(value), self._constant(value, number, dtype))
+        )
         return number
 
     def _constant(self, value: ir.Value, number: int, dtype: ir.DataType | None) -> Hashable:
@@ -228,7 +249,9 @@ class _Reader:
         if size.const is not None:
             return size.const
         if (known := self.sizes.get(size)) is None:
-            terms = [(factor, _in_order(map(self._atom, product))) for product, factor in size.terms]
+            terms = [
+                (factor, _in_order(map(self._atom, product))) for product, factor in size.terms
+            ]
             known = self.sizes[size] = _in_order(terms)
         return known
 

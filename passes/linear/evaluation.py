@@ -1,5 +1,6 @@
-"""A part of a graph at a random point: the sizes of one run, random numbers for what is not followed, and from them the
-numbers of every value. Loops run as often as they do with these sizes."""
+"""A part of a graph at a random point: the sizes of one run, random numbers for what is not
+followed, and from them the numbers of every value. Loops run as often as they do with these
+sizes."""
 
 from __future__ import annotations
 
@@ -35,16 +36,27 @@ from fa_compiler.passes.linear.field import hashed
 from fa_compiler.passes.linear.meetings import ROUGH, UNNOTED, Meetings, names_of
 from fa_compiler.passes.linear.operators import SUMS, chooses, evaluated
 from fa_compiler.passes.linear.powers import Powers
-from fa_compiler.passes.linear.tensors import FailedError, Tensor, TooLongError, UnknownError, exact, moved, of_field
+from fa_compiler.passes.linear.tensors import (
+    FailedError,
+    Tensor,
+    TooLongError,
+    UnknownError,
+    exact,
+    moved,
+    of_field,
+)
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 MOST_ITERATIONS = 64
 MOST_STEPS = 10_000
-"""So many nodes are evaluated at one point, those of a loop once for each iteration. Real models have up to 3,000."""
+"""So many nodes are evaluated at one point, those of a loop once for each iteration. Real models
+have up to 3,000."""
 LARGEST = 1 << 26
-"""No tensor has more elements, 512 MiB, whatever sizes a graph declares: a damaged one may declare any."""
+"""No tensor has more elements, 512 MiB, whatever sizes a graph declares: a damaged one may declare
+any."""
 SIZED = ("ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile")
-"""The operators that are told a size. No other one gives more elements than all pairs of those of its operands."""
+"""The operators that are told a size. No other one gives more elements than all pairs of those of
+its operands."""
 MOST_SCALARS = 64
 Sequenced: TypeAlias = "Tensor | list[Tensor]"
 """A tensor, or a sequence of them."""
@@ -65,8 +77,9 @@ def with_exponents(nodes: Iterable[ir.Node]) -> set[ir.Value]:
 
 @dataclass
 class Evaluation:
-    """The numbers of values for given sizes. `sizes` holds the names of sizes that are open in the graph. No tensor has
-    more elements than `most`, if that is not 0. The constants in `unknown` get random numbers."""
+    """The numbers of values for given sizes. `sizes` holds the names of sizes that are open in the
+    graph. No tensor has more elements than `most`, if that is not 0. The constants in `unknown` get
+    random numbers."""
 
     info: ShapeInfo
     sizes: Mapping[str, int]
@@ -89,14 +102,16 @@ class Evaluation:
     elements: dict[ir.Node, int] = field(default_factory=dict)
     """The number of elements of the largest tensor that each node made."""
     firsts: dict[ir.Value, frozenset[int]] = field(default_factory=dict)
-    """The integers of the bodies of loops in the first iteration, where they are others in the second one."""
+    """The integers of the bodies of loops in the first iteration, where they are others in the
+    second one."""
     lasting: dict[ir.Value, int] = field(default_factory=dict)
     """The single integers of the bodies of loops that are the same in all iterations."""
     ends: dict[ir.Value, tuple[tuple[int, ...], int, int]] = field(default_factory=dict)
-    """The shape, the first and the last element of known integers that comparisons and the like read."""
+    """The shape, the first and the last element of known integers that comparisons and the like
+    read."""
     freed: frozenset[ir.Node] = frozenset()
-    """The loops that carry random numbers from the first iteration on, in the place of what they begin with. Integers
-    that are the same in every run stay."""
+    """The loops that carry random numbers from the first iteration on, in the place of what they
+    begin with. Integers that are the same in every run stay."""
     states: list[ir.Value] = field(default_factory=list)
     """Values that stand for these numbers."""
     counts: dict[ir.Node, int] = field(default_factory=dict)
@@ -104,12 +119,13 @@ class Evaluation:
     repeated: dict[ir.Node, int] = field(default_factory=dict)
     """The iterations of each loop in a body when it ran first."""
     choices: set[ir.Node] = field(default_factory=set)
-    """The nodes that choose by truth values that differ from run to run, other than one of two finite constants."""
+    """The nodes that choose by truth values that differ from run to run, other than one of two
+    finite constants."""
     depth: int = 0
     """In how many bodies the node is that is evaluated now."""
     begun: dict[ir.Graph, dict[ir.Value, tuple[int, np.ndarray]]] = field(default_factory=dict)
-    """The integers of each body in the iteration in which they are first known, and its place; -1 where a later one
-    differs."""
+    """The integers of each body in the iteration in which they are first known, and its place; -1
+    where a later one differs."""
 
     def tensor(self, value: ir.Value) -> Tensor:
         """The numbers of a value."""
@@ -259,12 +275,14 @@ class Evaluation:
     def _integers(self, graph: ir.Graph) -> dict[ir.Value, np.ndarray]:
         """The integers that a body has in this iteration, and that are the same in every run."""
         values = [*graph.inputs, *outputs_of(graph.all_nodes())]
-        known = {value: tensor for value in values if isinstance(tensor := self.known.get(value), Tensor)}
+        known = {
+            value: tensor for value in values if isinstance(tensor := self.known.get(value), Tensor)
+        }
         return without_absent({value: tensor.integers for value, tensor in known.items()})
 
     def _note_first(self, graph: ir.Graph, step: int) -> None:
-        """Note what the integers of a body are in the first iteration, as two of them tell: a branch may have none
-        before."""
+        """Note what the integers of a body are in the first iteration, as two of them tell: a
+        branch may have none before."""
         if self.meetings is UNNOTED:
             return
         if not step:
@@ -281,7 +299,9 @@ class Evaluation:
             self.lasting.pop(value, None)
             begun[value] = (-1, array)
             slopes = (array[differs] - before[differs]) // (step - place)
-            self.firsts[value] = self.firsts.get(value, frozenset()) | {*map(int, before[differs] - place * slopes)}
+            self.firsts[value] = self.firsts.get(value, frozenset()) | {
+                *map(int, before[differs] - place * slopes)
+            }
 
     def _number(self, value: ir.Value | None, default: int) -> int:
         """An integer or truth value that is the same in every run with these sizes."""
@@ -294,7 +314,10 @@ class Evaluation:
 
     def _loop(self, node: ir.Node) -> Sequence[Sequenced]:
         (body,) = subgraphs(node)
-        count, condition = self._number(node.inputs[0], MOST_ITERATIONS + 1), self._number(node.inputs[1], 1)
+        count, condition = (
+            self._number(node.inputs[0], MOST_ITERATIONS + 1),
+            self._number(node.inputs[1], 1),
+        )
         self.meetings.add(node, [if_known(self.tensor, value) for value in node.inputs[:1]])
         states = self._first_states(node, without_none(node.inputs[2:]))
         stacked = len(body.outputs) - 1 - len(states)
@@ -313,18 +336,29 @@ class Evaluation:
             states = results[1 : 1 + len(states)]
             made.append(results[1 + len(states) :])
         self._note_carried(node, [*carried, states])
-        return self._given(node, len(made), [*states, *(_stacked(part, 0) for part in _columns(made, stacked))])
+        return self._given(
+            node, len(made), [*states, *(_stacked(part, 0) for part in _columns(made, stacked))]
+        )
 
     def _scan(self, node: ir.Node) -> Sequence[Sequenced]:
         (body,) = subgraphs(node)
         if len(node.inputs) != len(body.inputs):
-            raise FailedError("a Scan of opset 8, which has lengths, and a batch in front of the tokens")
+            raise FailedError(
+                "a Scan of opset 8, which has lengths, and a batch in front of the tokens"
+            )
         count = int_attr(node, "num_scan_inputs", 0)
         inputs = inputs_of(node)
-        states, scanned = self._first_states(node, inputs[:-count]), [self.tensor(each) for each in inputs[-count:]]
-        axes, turned = (_listed(node, name, count) for name in ("scan_input_axes", "scan_input_directions"))
+        states, scanned = (
+            self._first_states(node, inputs[:-count]),
+            [self.tensor(each) for each in inputs[-count:]],
+        )
+        axes, turned = (
+            _listed(node, name, count) for name in ("scan_input_axes", "scan_input_directions")
+        )
         outputs = len(body.outputs) - len(states)
-        axes_out, turned_out = (_listed(node, name, outputs) for name in ("scan_output_axes", "scan_output_directions"))
+        axes_out, turned_out = (
+            _listed(node, name, outputs) for name in ("scan_output_axes", "scan_output_directions")
+        )
         rows = [_slices(*each) for each in zip(scanned, axes, turned, strict=True)]
         self.meetings.add(node, [exact(np.array(len(each))) for each in rows])
         if len({*map(len, rows)}) != 1:
@@ -338,17 +372,27 @@ class Evaluation:
             carried.append(states)
             made.append(results[len(states) :])
         self._note_carried(node, carried)
-        parts = [part[::-1] if back else part for part, back in zip(_columns(made, outputs), turned_out, strict=True)]
-        results = [*states, *(_stacked(part, axis) for part, axis in zip(parts, axes_out, strict=True))]
+        parts = [
+            part[::-1] if back else part
+            for part, back in zip(_columns(made, outputs), turned_out, strict=True)
+        ]
+        results = [
+            *states,
+            *(_stacked(part, axis) for part, axis in zip(parts, axes_out, strict=True)),
+        ]
         return self._given(node, len(made), results)
 
-    def _given(self, node: ir.Node, count: int, results: Sequence[Sequenced]) -> Sequence[Sequenced]:
-        """The results of a loop of so many iterations, which are noted. One in a body is bent if they are more or fewer
-        than before, or if it gives other integers."""
+    def _given(
+        self, node: ir.Node, count: int, results: Sequence[Sequenced]
+    ) -> Sequence[Sequenced]:
+        """The results of a loop of so many iterations, which are noted. One in a body is bent if
+        they are more or fewer than before, or if it gives other integers."""
         self.counts[node] = max(self.counts.get(node, 0), count)
         if self.depth:
             is_same = self.repeated.setdefault(node, count) == count
-            read = [result for value, result in zip(node.outputs, results, strict=False) if value.uses()]
+            read = [
+                result for value, result in zip(node.outputs, results, strict=False) if value.uses()
+            ]
             if not self.meetings.gives_same(node, instances(read, Tensor)) or not is_same:
                 self.meetings.bend(node)
         return results
@@ -359,8 +403,8 @@ class Evaluation:
         return [self._freed(state) for state in states] if node in self.freed else states
 
     def _freed(self, state: Sequenced) -> Sequenced:
-        """Random numbers in the place of what a loop begins with, a sequence's tensors included. Integers that are the
-        same in every run stay."""
+        """Random numbers in the place of what a loop begins with, a sequence's tensors included.
+        Integers that are the same in every run stay."""
         if isinstance(state, list):
             return [self._freed_tensor(each) for each in state]
         return self._freed_tensor(state)
@@ -373,7 +417,8 @@ class Evaluation:
         return result
 
     def _note_carried(self, node: ir.Node, carried: Sequence[Sequence[Sequenced]]) -> None:
-        """Note a loop that carries a number which is the same in every run, and no multiple of the iteration."""
+        """Note a loop that carries a number which is the same in every run, and no multiple of the
+        iteration."""
         if self.meetings is not UNNOTED and not all(map(_is_even, zip(*carried, strict=True))):
             self.meetings.bend(node)
 
@@ -420,8 +465,8 @@ _CONTROL: Mapping[str, Callable[[Evaluation, ir.Node], Sequence[Sequenced]]] = {
 
 
 def _is_even(states: Sequence[Sequenced]) -> bool:
-    """Do all sizes that a loop carries in one place differ by one step from iteration to iteration, and all its numbers
-    that are the same in every run?"""
+    """Do all sizes that a loop carries in one place differ by one step from iteration to iteration,
+    and all its numbers that are the same in every run?"""
     tensors = instances(states, Tensor)
     if len(tensors) < len(states):
         return _are_even(instances(states, list))
@@ -434,12 +479,16 @@ def _is_even(states: Sequence[Sequenced]) -> bool:
 
 
 def _are_even(lists: Sequence[list[Tensor]]) -> bool:
-    """Do the sequences that a loop carries grow by one step? What is in them may come in any later iteration, so no
-    integer in it may be known, and it has one shape."""
+    """Do the sequences that a loop carries grow by one step? What is in them may come in any later
+    iteration, so no integer in it may be known, and it has one shape."""
     tensors = [*chain.from_iterable(lists)]
     has_one_shape = len({tensor.shape for tensor in tensors}) <= 1
     has_integers = any(tensor.is_known_integer for tensor in tensors)
-    return has_one_shape and not has_integers and _has_one_step([np.array(len(each)) for each in lists])
+    return (
+        has_one_shape
+        and not has_integers
+        and _has_one_step([np.array(len(each)) for each in lists])
+    )
 
 
 def _has_one_step(arrays: Sequence[np.ndarray]) -> bool:
@@ -455,7 +504,10 @@ def _slices(tensor: Tensor, axis: int, is_backward: int) -> list[Tensor]:
         raise TooLongError("a Scan of many iterations")
     places = reversed(range(length)) if is_backward else range(length)
     with_sums = tensor.sums is not None
-    return [moved((tensor,), lambda array, place=place: np.take(array, place, axis), with_sums) for place in places]
+    return [
+        moved((tensor,), lambda array, place=place: np.take(array, place, axis), with_sums)
+        for place in places
+    ]
 
 
 def _columns(made: Sequence[Sequence[Sequenced]], count: int) -> list[list[Tensor]]:

@@ -1,12 +1,14 @@
-"""Exact arithmetic on arrays of numbers modulo a prime, int64, each at least 0 and less than the prime.
+"""Exact arithmetic on arrays of numbers modulo a prime, int64, each at least 0 and less than the
+prime.
 
-Two polynomials that differ have equal values at a random point with a probability of at most their degree divided by
-the prime (Schwartz and Zippel). So a few random points decide whether two graphs compute the same polynomial of their
-inputs, whatever the order of their sums.
+Two polynomials that differ have equal values at a random point with a probability of at most their
+degree divided by the prime (Schwartz and Zippel). So a few random points decide whether two graphs
+compute the same polynomial of their inputs, whatever the order of their sums.
 
-An exponential is a homomorphism: e^(a + b) = e^a e^b. Where `PRIME` - 1 is twice a prime and `ROOT` generates all
-numbers but 0, the powers of `ROOT` with exponents modulo `PRIME` - 1 have this law, too. A number that stands in an
-exponent therefore has a value of its own, modulo `ORDER`, beside the one modulo `PRIME`.
+An exponential is a homomorphism: e^(a + b) = e^a e^b. Where `PRIME` - 1 is twice a prime and `ROOT`
+generates all numbers but 0, the powers of `ROOT` with exponents modulo `PRIME` - 1 have this law,
+too. A number that stands in an exponent therefore has a value of its own, modulo `ORDER`, beside
+the one modulo `PRIME`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import numpy as np
 from fa_compiler.passes.ir.nodes import certain
 
 PRIME = 2147483579
-"""The largest prime below 2^31 for which (PRIME - 1) / 2 is a prime, too. A product of two numbers fits 63 bits."""
+"""The largest prime below 2^31 for which (PRIME - 1) / 2 is a prime, too. A product of two numbers
+fits 63 bits."""
 ORDER = PRIME - 1
 ROOT = 2
 """It generates all numbers but 0."""
@@ -33,8 +36,8 @@ _WIDE = 1 << 7
 
 
 def reduced(array: np.ndarray, modulus: int = PRIME) -> np.ndarray:
-    """An int64 array modulo a number; twice as fast as the operator %. One array is allocated: the products of long
-    sequences are large, and new memory costs more than the numbers."""
+    """An int64 array modulo a number; twice as fast as the operator %. One array is allocated: the
+    products of long sequences are large, and new memory costs more than the numbers."""
     result = np.asarray(array // modulus)
     result *= modulus
     np.subtract(array, result, out=result)
@@ -47,9 +50,10 @@ def times(left: np.ndarray, right: np.ndarray | np.int64) -> np.ndarray:
 
 
 def matmul(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The matrix product of two arrays as NumPy's matmul. Eight products of numbers from -2^30 to 2^30 have a sum of
-    less than 2^63. For a longer sum the smaller array is divided into parts of 16 bits, from -2^15 to 2^15, and float64
-    sums 2^7 of their products with 31 bits without an error."""
+    """The matrix product of two arrays as NumPy's matmul. Eight products of numbers from -2^30 to
+    2^30 have a sum of less than 2^63. For a longer sum the smaller array is divided into parts of
+    16 bits, from -2^15 to 2^15, and float64 sums 2^7 of their products with 31 bits without an
+    error."""
     if right.ndim == 1:
         return np.asarray(matmul(left, right[:, None])[..., 0])
     if left.ndim == 1:
@@ -62,7 +66,10 @@ def matmul(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     low = ((other + _LOW // 2) & (_LOW - 1)) - _LOW // 2
     high = (other - low) >> 16
     sums = (
-        _part(left[..., start : start + _WIDE], *(part[..., start : start + _WIDE, :] for part in (low, high)))
+        _part(
+            left[..., start : start + _WIDE],
+            *(part[..., start : start + _WIDE, :] for part in (low, high)),
+        )
         for start in range(0, left.shape[-1], _WIDE)
     )
     return functools.reduce(lambda total, part: reduced(total + part), sums)
@@ -74,9 +81,12 @@ def _centred(array: np.ndarray) -> np.ndarray:
 
 
 def _part(left: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """The matrix product of numbers of 31 bits, and of numbers of which the lower 16 bits and the others are given."""
+    """The matrix product of numbers of 31 bits, and of numbers of which the lower 16 bits and the
+    others are given."""
     factor = left.astype(np.float64)
-    lower, upper = (_product(factor, part.astype(np.float64)).astype(np.int64) for part in (low, high))
+    lower, upper = (
+        _product(factor, part.astype(np.float64)).astype(np.int64) for part in (low, high)
+    )
     total = reduced(upper)
     total *= _LOW
     total += lower
@@ -84,11 +94,14 @@ def _part(left: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 def _product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The matrix product of floats. NumPy's BLAS divides each matrix of a batch among its threads, and where other
-    programs run, these wait for each other: a batch of small matrices then takes a hundred times as long."""
+    """The matrix product of floats. NumPy's BLAS divides each matrix of a batch among its threads,
+    and where other programs run, these wait for each other: a batch of small matrices then takes a
+    hundred times as long."""
     if min(left.ndim, right.ndim) < 2 or left.shape[-2] * left.shape[-1] * right.shape[-1] > _SMALL:
         return np.asarray(np.matmul(left, right))
-    return np.asarray(np.einsum("...ij,...jk->...ik", np.ascontiguousarray(left), np.ascontiguousarray(right)))
+    return np.asarray(
+        np.einsum("...ij,...jk->...ik", np.ascontiguousarray(left), np.ascontiguousarray(right))
+    )
 
 
 def _powers(base: int, count: int) -> np.ndarray:
@@ -122,8 +135,8 @@ def inverse(array: np.ndarray) -> np.ndarray:
 
 
 def of_numbers(array: np.ndarray) -> np.ndarray | None:
-    """Finite floating-point numbers, integers or booleans as numbers modulo PRIME, without an error: each is an integer
-    times a power of two. None where one is infinite or NaN."""
+    """Finite floating-point numbers, integers or booleans as numbers modulo PRIME, without an
+    error: each is an integer times a power of two. None where one is infinite or NaN."""
     if array.dtype.kind in "iub":
         return reduced(array.astype(np.int64))
     wide = array.astype(np.float64)
@@ -141,9 +154,11 @@ def of_number(number: float) -> int:
 
 
 def hashed(arrays: list[np.ndarray], seed: int, modulus: int = PRIME) -> np.ndarray:
-    """A number for each element that looks random and depends on the elements of these arrays at its place, and on the
-    seed: the value of an unknown function there. The arrays are broadcast."""
-    mixed = np.full(np.broadcast_shapes(*(array.shape for array in arrays)), seed & (2**63 - 1), dtype=np.uint64)
+    """A number for each element that looks random and depends on the elements of these arrays at
+    its place, and on the seed: the value of an unknown function there. The arrays are broadcast."""
+    mixed = np.full(
+        np.broadcast_shapes(*(array.shape for array in arrays)), seed & (2**63 - 1), dtype=np.uint64
+    )
     for array in arrays:
         mixed = _mixed(mixed ^ _mixed(array.astype(np.uint64)))
     numbers: np.ndarray = (mixed >> np.uint64(1)).astype(np.int64)

@@ -38,10 +38,12 @@ class FusedLinear:
     """The nodes, which need no other name."""
 
 
-def fuse_linear(graph: ir.Graph, facts: Facts, names: Names, refusal: Decline | None = None) -> list[FusedLinear]:
-    """Replace the linear attentions of a graph, its subgraphs not included; name them, where a refusal says that
-    nothing of the model can be fused. A region that holds a softmax, or reads what one gives, is an attention with a
-    softmax or its gradient."""
+def fuse_linear(
+    graph: ir.Graph, facts: Facts, names: Names, refusal: Decline | None = None
+) -> list[FusedLinear]:
+    """Replace the linear attentions of a graph, its subgraphs not included; name them, where a
+    refusal says that nothing of the model can be fused. A region that holds a softmax, or reads
+    what one gives, is an attention with a softmax or its gradient."""
     if not graph.outputs:
         return []
     softmaxes = {node for anchor in anchors(graph, facts.info) for node in anchor.nodes}
@@ -88,7 +90,9 @@ def _fused(
         rule=rule_in_words(match.rule, match.decay_width, match.sizes.heads),
         assumed=(*made.operator.assumed, *_assumed(match, is_any_length)),
     )
-    return FusedLinear(node, block, _lengths_in_words(anchor, match, is_any_length), _members(match))
+    return FusedLinear(
+        node, block, _lengths_in_words(anchor, match, is_any_length), _members(match)
+    )
 
 
 def _assumed(match: LinearMatch, is_any_length: bool) -> Iterator[str]:
@@ -101,12 +105,18 @@ def _assumed(match: LinearMatch, is_any_length: bool) -> Iterator[str]:
 
 def _members(match: LinearMatch) -> frozenset[ir.Node]:
     """The nodes of a region, and those in the bodies of its loops."""
-    bodies = (node for member in match.region.nodes for graph in subgraphs(member) for node in graph.all_nodes())
+    bodies = (
+        node
+        for member in match.region.nodes
+        for graph in subgraphs(member)
+        for node in graph.all_nodes()
+    )
     return frozenset((*match.region.nodes, *bodies))
 
 
 def _left(match: LinearMatch, decline: Decline, facts: Facts) -> FusedLinear | None:
-    """A linear attention that the target cannot express; None where an input of the graph holds its output."""
+    """A linear attention that the target cannot express; None where an input of the graph holds its
+    output."""
     output = match.found.output.value.producer()
     if output is None:
         return None

@@ -1,50 +1,62 @@
-"""Numbers of a graph that meet a size which differs from run to run: where such a size passes one of them, a graph may
-compute something else.
+"""Numbers of a graph that meet a size which differs from run to run: where such a size passes one
+of them, a graph may compute something else.
 
-What every node read is noted at several points. An operand that is not the same at all of them varies. The numbers that
-a varying operand meets, by number:
+What every node read is noted at several points. An operand that is not the same at all of them
+varies. The numbers that a varying operand meets, by number:
 
-    1  elementwise operators on numbers that are known in every run: those of the operands that do not vary
-    2  Slice: constant starts and ends along an axis that varies; the size of an axis, where starts or ends vary
-    3  Gather and its kin, and ScatterElements and ScatterND: constant indices along an axis that varies; the sizes of
-       the data, where the indices vary. An index beyond the end of an axis is an error
-    4  Trilu and EyeLike: a constant diagonal of a matrix that varies, and its other size where only one varies
-    5  Pad and Concat: what is put before or behind along an axis that varies, where its size does not
+    1  elementwise operators on numbers that are known in every run: those of the operands that do
+       not vary
+    2  Slice: constant starts and ends along an axis that varies; the size of an axis, where starts
+       or ends vary
+    3  Gather and its kin, and ScatterElements and ScatterND: constant indices along an axis that
+       varies; the sizes of the data, where the indices vary. An index beyond the end of an axis is
+       an error
+    4  Trilu and EyeLike: a constant diagonal of a matrix that varies, and its other size where only
+       one varies
+    5  Pad and Concat: what is put before or behind along an axis that varies, where its size does
+       not
     6  Range and OneHot: the operands that do not vary
-    7  Loop and Scan: a constant number of iterations. What such a loop counts does not vary: it is the same at all
-       points
-    8  the sizes of what enters a region: what their formulas add, and the numbers in their minima and quotients
+    7  Loop and Scan: a constant number of iterations. What such a loop counts does not vary: it is
+       the same at all points
+    8  the sizes of what enters a region: what their formulas add, and the numbers in their minima
+       and quotients
     9  Slice and Split: a step, the number of parts and their sizes, along an axis that varies
-   10  any other operator that has a rule in operators.py and is not in `NOTHING`: its attributes and the operands that
-       do not vary. Of an operator that moves elements each of them may be a step, or a number of rows that are left out
-   11  all of them: what the sizes of an axis that varies, and the integers of an operand that does, are multiples of. A
-       Tile, a Concat of several copies and a Reshape multiply a length as a Mul does. So does Size
-   12  Gather and Slice, of elements that vary on an axis that does not: the constant indices, starts and ends. A table
-       of 100 rows whose first ones are written differs in row 50 from the 51st on
+   10  any other operator that has a rule in operators.py and is not in `NOTHING`: its attributes
+       and the operands that do not vary. Of an operator that moves elements each of them may be a
+       step, or a number of rows that are left out
+   11  all of them: what the sizes of an axis that varies, and the integers of an operand that does,
+       are multiples of. A Tile, a Concat of several copies and a Reshape multiply a length as a Mul
+       does. So does Size
+   12  Gather and Slice, of elements that vary on an axis that does not: the constant indices,
+       starts and ends. A table of 100 rows whose first ones are written differs in row 50 from the
+       51st on
    13  Add and Sub of positions and what varies: twice a length
 
-Positions, such as a Range over the tokens and the distances of tokens, are tensors whose shape varies. Not all lengths
-of them are computed. So the numbers that they meet tell where they change only where they are sums, multiples, and
-quotients and remainders of one kind. The region is unclear where positions are
+Positions, such as a Range over the tokens and the distances of tokens, are tensors whose shape
+varies. Not all lengths of them are computed. So the numbers that they meet tell where they change
+only where they are sums, multiples, and quotients and remainders of one kind. The region is unclear
+where positions are
 
    14  multiplied with what varies or divided by it, or added up
-   15  divided after a product or another division, by a fraction, or by numbers of which none is a multiple of all
-       others; added to what varies after a product, or twice
+   15  divided after a product or another division, by a fraction, or by numbers of which none is a
+       multiple of all others; added to what varies after a product, or twice
    16  large: integers that wrap at a later position, floats that become infinite there
 
-Nothing longer than `MOST_ITERATIONS` is run of a loop. So a body that computes more than sums and multiples of its
-iterations, reads a table at places that vary, or carries a number or a size that is none of them, is unclear. So is one
-with a loop in it that runs more or less often than before, or gives other integers. What a graph computes of a length
-outside of loops is computed at every length, too (walk.py).
+Nothing longer than `MOST_ITERATIONS` is run of a loop. So a body that computes more than sums and
+multiples of its iterations, reads a table at places that vary, or carries a number or a size that
+is none of them, is unclear. So is one with a loop in it that runs more or less often than before,
+or gives other integers. What a graph computes of a length outside of loops is computed at every
+length, too (walk.py).
 
-Where rows that vary are written into a table whose size does not, whatever reads the table meets each of its rows.
+Where rows that vary are written into a table whose size does not, whatever reads the table meets
+each of its rows.
 
-The size of a table (2 and 3) is noted as such where its elements differ: a length that is not looked at may read
-elements that were not read before.
+The size of a table (2 and 3) is noted as such where its elements differ: a length that is not
+looked at may read elements that were not read before.
 
-Floats count only where a length that has become one is compared or rounded. A number below 1 counts by its inverse.
-Of a tensor with many numbers the ends of runs of successive integers count, since a length passes one by one what lies
-between them.
+Floats count only where a length that has become one is compared or rounded. A number below 1 counts
+by its inverse. Of a tensor with many numbers the ends of runs of successive integers count, since a
+length passes one by one what lies between them.
 """
 
 from __future__ import annotations
@@ -55,7 +67,15 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, combinations, combinations_with_replacement, islice, permutations, product, zip_longest
+from itertools import (
+    chain,
+    combinations,
+    combinations_with_replacement,
+    islice,
+    permutations,
+    product,
+    zip_longest,
+)
 from typing import TypeAlias
 
 import numpy as np
@@ -79,19 +99,33 @@ from fa_compiler.passes.linear.tensors import Tensor, exact
 from fa_compiler.passes.ops.elementwise import COMPARISONS, FOUR_OPERATIONS
 from fa_compiler.passes.ops.movers import ARRAY_MOVES, PICKS
 
-ROUGH = (*COMPARISONS, "Min", "Max", "Clip", "Mod", "Sign", "Abs", "Floor", "Ceil", "Round", "Relu", "Cast")
+ROUGH = (
+    *COMPARISONS,
+    "Min",
+    "Max",
+    "Clip",
+    "Mod",
+    "Sign",
+    "Abs",
+    "Floor",
+    "Ceil",
+    "Round",
+    "Relu",
+    "Cast",
+)
 """Operators that may change with a float."""
 ELEMENTWISE = (*ROUGH, *FOUR_OPERATIONS, "Pow", "Where", "Sum")
 BENT = ("Sqrt", "Log", "Sin", "Cos", "Exp", "Pow")
 SUMMING = ("ReduceSum", "CumSum", "MatMul")
-"""Operators whose results grow with the square of a length, or faster, where their operands grow with it."""
+"""Operators whose results grow with the square of a length, or faster, where their operands grow
+with it."""
 CUTTING = ("Div", "Mod", "Floor", "Ceil", "Round")
 """Operators that give the same for several positions."""
 LOOPS = ("Loop", "Scan")
 COMPUTING = (*ELEMENTWISE, *BENT, *SUMMING)
 MERGING = ("Size", "Reshape", "Flatten")
-"""Operators that multiply sizes. Their own integers meet no length: a Reshape to sizes that do not fit is an error, and
-0 and -1 always fit."""
+"""Operators that multiply sizes. Their own integers meet no length: a Reshape to sizes that do not
+fit is an error, and 0 and -1 always fit."""
 SCATTERS = ("ScatterElements", "Scatter", "ScatterND")
 NOTHING: Mapping[str, str] = {
     **dict.fromkeys(("Identity", "Neg", "Not", "Reciprocal"), "it has no other operand"),
@@ -99,8 +133,8 @@ NOTHING: Mapping[str, str] = {
     **dict.fromkeys(("Einsum", "Expand"), "it fails where two sizes differ and neither is 1"),
     "ConstantOfShape": "its operand is the shape of its result",
 }
-"""The operators with a rule in operators.py that are not noted, each with the reason why no length meets a number in
-it. Their results have the sizes that the next operator meets (11)."""
+"""The operators with a rule in operators.py that are not noted, each with the reason why no length
+meets a number in it. Their results have the sizes that the next operator meets (11)."""
 NOTED = frozenset({*RULES, *EXACT, *LOOPS} - NOTHING.keys())
 NARROW = 2
 """Numbers of so many bytes or fewer are cut or rounded where a length is large."""
@@ -109,7 +143,8 @@ WIDE = 8
 WHOLE = 2.0**-20
 """A float is an integer, or the inverse of one, up to so much of it."""
 MOST_PLACES = 1 << 20
-"""Positions that are larger at the lengths that are looked at may be too large for 32 bits at others."""
+"""Positions that are larger at the lengths that are looked at may be too large for 32 bits at
+others."""
 SMALL = 64
 """Of tensors with more elements only the ends of runs are noted."""
 MOST_ENDS = 256
@@ -124,7 +159,8 @@ ENDLESS = 1 << 31
 
 @dataclass(frozen=True)
 class Note:
-    """One operand: its shape, its elements by a checksum, and whether they are known in every run."""
+    """One operand: its shape, its elements by a checksum, and whether they are known in every
+    run."""
 
     shape: tuple[int, ...]
     checksum: int
@@ -132,8 +168,8 @@ class Note:
     is_float: bool
     is_narrow: bool = False
     numbers: tuple[float, ...] | None = field(default=None, compare=False)
-    """All elements, where there are few of them; otherwise the ends of the runs. None where they are too many, or were
-    not asked for."""
+    """All elements, where there are few of them; otherwise the ends of the runs. None where they
+    are too many, or were not asked for."""
     is_uniform: bool = field(default=False, compare=False)
     """Are all elements equal?"""
     ends: tuple[float, float] = field(default=(0.0, 0.0), compare=False)
@@ -158,7 +194,8 @@ NO_NOTE = Note((), 0, False, False, numbers=())
 
 
 def _note(tensor: Tensor | None, is_new: bool) -> Note:
-    """A note of one operand. The numbers of a tensor of many elements are noted when its reader is new."""
+    """A note of one operand. The numbers of a tensor of many elements are noted when its reader is
+    new."""
     if tensor is None:
         return NO_NOTE
     array = tensor.exact
@@ -167,7 +204,15 @@ def _note(tensor: Tensor | None, is_new: bool) -> Note:
     checksum = zlib.crc32(array.tobytes())
     is_float = array.dtype.kind not in "biu"
     is_narrow = array.dtype.itemsize <= NARROW and array.dtype.kind != "b"
-    note = Note(tensor.shape, checksum, True, is_float, is_narrow, ends=_finite_ends(array), size=array.dtype.itemsize)
+    note = Note(
+        tensor.shape,
+        checksum,
+        True,
+        is_float,
+        is_narrow,
+        ends=_finite_ends(array),
+        size=array.dtype.itemsize,
+    )
     if array.size <= SMALL:
         numbers = tuple(array.reshape(-1).tolist())
         return replace(note, numbers=numbers, is_uniform=len(set(numbers)) <= 1)
@@ -194,7 +239,8 @@ def _places(node: ir.Node, indices: Tensor | None) -> list[Tensor]:
 
 
 def _ends_of_runs(array: np.ndarray) -> tuple[float, ...] | None:
-    """The numbers of a tensor, without those between their neighbours; None where they are too many."""
+    """The numbers of a tensor, without those between their neighbours; None where they are too
+    many."""
     found = np.unique(array.astype(np.float64))
     inside = np.zeros(found.size, bool)
     inside[1:-1] = (np.diff(found)[:-1] == 1) & (np.diff(found)[1:] == 1)
@@ -211,7 +257,8 @@ class Numbers:
     divisors: set[int] = field(default_factory=set)
     """What it is divided by; those of remainders, too."""
     divisors_of_places: set[int] = field(default_factory=set)
-    """What positions are divided by. No walk over the lengths knows where their quotients meet a sum."""
+    """What positions are divided by. No walk over the lengths knows where their quotients meet a
+    sum."""
     added: set[int] = field(default_factory=set)
     cut: set[int] = field(default_factory=set)
     """How many rows a Slice may leave out; they are among what is compared."""
@@ -223,11 +270,13 @@ class Numbers:
     has_squares: bool = False
     """Is what varies multiplied with what varies?"""
     has_places: bool = False
-    """Are positions added to what varies? Distances, and positions from both ends, may be compared together."""
+    """Are positions added to what varies? Distances, and positions from both ends, may be compared
+    together."""
     turns: set[int] = field(default_factory=set)
     """The lengths at which what is computed of a length turns (walk.py)."""
     is_unclear: bool = False
-    """Is a root or logarithm of a length compared or rounded, or does a length meet too many numbers?"""
+    """Is a root or logarithm of a length compared or rounded, or does a length meet too many
+    numbers?"""
 
     @property
     def chunks(self) -> list[int]:
@@ -236,43 +285,55 @@ class Numbers:
 
     @property
     def edges(self) -> list[int]:
-        """The sizes at which the graph may begin to compute something else: where two sums of multiples of a length and
-        of numbers meet, one of which may be 0."""
+        """The sizes at which the graph may begin to compute something else: where two sums of
+        multiples of a length and of numbers meet, one of which may be 0."""
         found = _sums(sorted(self.added | self.compared)) | self.divisors | self._compared_together
         found |= _products(found, self.divisors_of_places)
         found |= _quotients(self.divisors, self.compared) | self._multiples
         found |= _quotients(found, self._slopes)
         if self.has_squares:
             found |= self.factors
-            found |= {round((times * number) ** (1 / root)) for number, root, times in product(found, (2, 3), (1, 2))}
+            found |= {
+                round((times * number) ** (1 / root))
+                for number, root, times in product(found, (2, 3), (1, 2))
+            }
         return sorted({*self.turns, *(number for number in found if LEAST <= number < ENDLESS)})
 
     @property
     def _compared_together(self) -> set[int]:
-        """The sums of numbers that positions are compared with together. Each comparison may be one with >, which
-        begins at the next token."""
+        """The sums of numbers that positions are compared with together. Each comparison may be one
+        with >, which begins at the next token."""
         if not self.has_places:
             return set()
         several = range(2, MOST_TERMS + (len(self.compared) <= FEW))
-        groups = chain.from_iterable(combinations_with_replacement(self.compared, times) for times in several)
+        groups = chain.from_iterable(
+            combinations_with_replacement(self.compared, times) for times in several
+        )
         return {sum(group) + more for group in groups for more in (0, len(group) - 1)}
 
     @property
     def _slopes(self) -> set[int]:
-        """By what a difference of two multiples of a length grows with the length: n - 100 of n rows is 2 n - 100."""
+        """By what a difference of two multiples of a length grows with the length: n - 100 of n
+        rows is 2 n - 100."""
         multiples, signs = {0, 1, *self.factors}, (-1, 1) if self.added else (-1,)
-        return {abs(one + sign * other) for one, other, sign in product(multiples, multiples, signs)} - {0}
+        return {
+            abs(one + sign * other) for one, other, sign in product(multiples, multiples, signs)
+        } - {0}
 
     @property
     def _multiples(self) -> set[int]:
-        """The lengths at which a quotient of a length, or a quotient of another divisor of it, meets a number.
+        """The lengths at which a quotient of a length, or a quotient of another divisor of it,
+        meets a number.
 
-        A number may be subtracted in front of each quotient: ((n - a) / d - b) / e is c where n is (c e + b) d + a.
+        A number may be subtracted in front of each quotient: ((n - a) / d - b) / e is c where n is
+        (c e + b) d + a.
         """
         moves = [*product({0, *self.added, *self.cut}, (-1, 1))]
 
         def before(met: Iterable[int], divisor: int) -> set[int]:
-            return {number * divisor + sign * other for number, (other, sign) in product(met, moves)}
+            return {
+                number * divisor + sign * other for number, (other, sign) in product(met, moves)
+            }
 
         once = {divisor: before(self.compared, divisor) for divisor in self.divisors}
         twice = (before(once[last], first) for first, last in permutations(self.divisors, 2))
@@ -327,7 +388,9 @@ def _sums(numbers: Sequence[int]) -> set[int]:
     found = [{0}] + [set[int]() for _ in range(MOST_TERMS if len(numbers) <= FEW else 2)]
     for number in numbers:
         for terms in range(len(found) - 1, 0, -1):
-            found[terms] |= {abs(each + sign * number) for each in found[terms - 1] for sign in (-1, 1)}
+            found[terms] |= {
+                abs(each + sign * number) for each in found[terms - 1] for sign in (-1, 1)
+            }
     return set().union(*found)
 
 
@@ -341,11 +404,13 @@ class Meetings:
     """What each node read at each point, by its number."""
     sizes: set[Dim] = field(default_factory=set)
     bent: set[ir.Node] = field(default_factory=set)
-    """The loops that carry a number or a size which is no multiple of the iteration, and those in bodies that run, or
-    give integers, in another way than before."""
+    """The loops that carry a number or a size which is no multiple of the iteration, and those in
+    bodies that run, or give integers, in another way than before."""
     given: dict[ir.Node, tuple[bytes, ...]] = field(default_factory=dict)
     """The integers that a loop in a body gave first."""
-    made: dict[ir.Value, set[tuple[tuple[tuple[int, ...], ...], tuple[bytes, ...]]]] = field(default_factory=dict)
+    made: dict[ir.Value, set[tuple[tuple[tuple[int, ...], ...], tuple[bytes, ...]]]] = field(
+        default_factory=dict
+    )
     """The shapes and the elements of what a region makes outside of bodies."""
 
     def begin(self) -> None:
@@ -370,32 +435,40 @@ class Meetings:
         self.bent.add(node)
 
     def make(self, value: ir.Value, tensors: Sequence[Tensor]) -> None:
-        """Note what a node of a region makes, outside of bodies, that is read, known in every run and small."""
+        """Note what a node of a region makes, outside of bodies, that is read, known in every run
+        and small."""
         arrays = all_known(tensor.exact for tensor in tensors)
         if value.uses() and arrays is not None and sum(array.size for array in arrays) <= SMALL:
-            shapes, numbers = (array.shape for array in arrays), (array.tobytes() for array in arrays)
+            shapes, numbers = (
+                (array.shape for array in arrays),
+                (array.tobytes() for array in arrays),
+            )
             self.made.setdefault(value, set()).add((tuple(shapes), tuple(numbers)))
 
     def gives_same(self, node: ir.Node, tensors: Iterable[Tensor]) -> bool:
-        """Are the integers among the results of a loop in a body, which are the same in every run, what they were?"""
+        """Are the integers among the results of a loop in a body, which are the same in every run,
+        what they were?"""
         arrays = without_none(tensor.exact for tensor in tensors if tensor.is_known_integer)
         integers = tuple(array.tobytes() for array in arrays)
         return self.given.setdefault(node, integers) == integers
 
     def small(self) -> Iterator[ir.Value]:
-        """What a region makes outside of bodies that is read, known in every run and small, and is not the same at all
-        points, but has one shape."""
+        """What a region makes outside of bodies that is read, known in every run and small, and is
+        not the same at all points, but has one shape."""
         for value, seen in self.made.items():
             if len(seen) > 1 and len({shapes for shapes, _ in seen}) == 1:
                 yield value
 
     def hides(self, members: Collection[ir.Node]) -> bool:
-        """Does a body of the members carry, or make of an iteration, what only a run of more iterations shows?"""
-        return bool(self.bent) or any(met.is_hidden for met in self._met(lambda node: node not in members))
+        """Does a body of the members carry, or make of an iteration, what only a run of more
+        iterations shows?"""
+        return bool(self.bent) or any(
+            met.is_hidden for met in self._met(lambda node: node not in members)
+        )
 
     def numbers(self, names: Collection[str] = ()) -> Numbers:
-        """The numbers that meet a size which varies: one of these names, where some are given. A batch does not meet
-        the number of iterations of a Loop over the tokens."""
+        """The numbers that meet a size which varies: one of these names, where some are given. A
+        batch does not meet the number of iterations of a Loop over the tokens."""
         found = _read(self._met(lambda node: not (names and is_op(node, *LOOPS))))
         for size in self.sizes:
             if not size.is_const and _are_met([size], names):
@@ -406,7 +479,9 @@ class Meetings:
 
     def _met(self, counts: Callable[[ir.Node], bool]) -> list[_Met]:
         """What is noted of the nodes that count."""
-        return [_met(node, [*points.values()]) for node, points in self.rows.items() if counts(node)]
+        return [
+            _met(node, [*points.values()]) for node, points in self.rows.items() if counts(node)
+        ]
 
 
 class Unnoted(Meetings):
@@ -445,14 +520,20 @@ def _read(met: Sequence[_Met]) -> Numbers:
 
 
 def _are_mixed(met: Sequence[_ByElement]) -> bool:
-    """Are positions divided, or added to what varies, after a product or twice? Are they divided by several kinds of
-    numbers?"""  # 15
-    cut = {each.node: each for each in met if is_op(each.node, *CUTTING) and each.operand(0).is_sequence}
+    """Are positions divided, or added to what varies, after a product or twice? Are they divided by
+    several kinds of numbers?"""  # 15
+    cut = {
+        each.node: each
+        for each in met
+        if is_op(each.node, *CUTTING) and each.operand(0).is_sequence
+    }
     products = [*nodes_of_type((each.node for each in met if each.has_places), "Mul")]
     joined = [each.node for each in met if each.is_joined]
     quotients = [*nodes_of_type(cut, "Div", "Mod")]
     pairs = ((joined, [*joined, *products]), (cut, cut), (quotients, products))
-    return _are_kinds(cut.values()) or any(_is_behind(node, others) for nodes, others in pairs for node in nodes)
+    return _are_kinds(cut.values()) or any(
+        _is_behind(node, others) for nodes, others in pairs for node in nodes
+    )
 
 
 def _are_kinds(met: Iterable[_Met]) -> bool:
@@ -464,7 +545,9 @@ def _are_kinds(met: Iterable[_Met]) -> bool:
 def _is_fraction(number: float) -> bool:
     """Is neither a number nor its inverse an integer, up to rounding?"""
     sizes = (abs(number), 1 / abs(number)) if number else ()
-    return bool(sizes) and all(abs(size - round(size)) > WHOLE * size for size in sizes if math.isfinite(size))
+    return bool(sizes) and all(
+        abs(size - round(size)) > WHOLE * size for size in sizes if math.isfinite(size)
+    )
 
 
 def _is_behind(node: ir.Node, others: Collection[ir.Node]) -> bool:
@@ -485,13 +568,14 @@ def _beside_varying(sizes: Iterable[set[int]]) -> Iterator[int]:
 
 
 def _tells(sizes: Sequence[int], others: Sequence[int]) -> bool:
-    """Is there one other size for each size? The batch and the tokens do not vary together, and neither tells the
-    other."""
+    """Is there one other size for each size? The batch and the tokens do not vary together, and
+    neither tells the other."""
     return len({*zip(sizes, others, strict=True)}) == len({*sizes})
 
 
 def _step(numbers: Iterable[int]) -> int:
-    """The largest number of which all of these are multiples, apart from one and the same number; 0 for one number."""
+    """The largest number of which all of these are multiples, apart from one and the same number; 0
+    for one number."""
     first, *others = {*numbers} or {0}
     return math.gcd(*(number - first for number in others))
 
@@ -512,7 +596,8 @@ def _has_square(size: Dim) -> bool:
 
 
 def _enter(size: Dim, found: Numbers, names: Collection[str]) -> None:
-    """Enter the numbers in the minima and quotients of a size: of one of these names, where some are given."""  # 8
+    """Enter the numbers in the minima and quotients of a size: of one of these names, where some
+    are given."""  # 8
     for atom in size.atoms:
         if not _are_met(atom.args, names):
             continue
@@ -529,7 +614,8 @@ def _are_met(sizes: Iterable[Dim], names: Collection[str]) -> bool:
 
 @dataclass(frozen=True)
 class _Operand:
-    """What is noted of one operand of a node: of each point its notes in all rows, `NO_NOTE` in a row without it."""
+    """What is noted of one operand of a node: of each point its notes in all rows, `NO_NOTE` in a
+    row without it."""
 
     points: Sequence[Sequence[Note]] = ()
 
@@ -579,7 +665,8 @@ class _Operand:
 
     @property
     def is_place(self) -> bool:
-        """Is it one of positions? Its shape varies, its elements are known and differ, and are no truth values."""
+        """Is it one of positions? Its shape varies, its elements are known and differ, and are no
+        truth values."""
         if not self.is_sequence:
             return False
         starts, ends = zip(*(note.ends for note in self.notes), strict=True)
@@ -612,7 +699,8 @@ NO_OPERAND = _Operand(((NO_NOTE,),))
 
 @dataclass(frozen=True)
 class _Met:
-    """The rows of one node, at each point. What follows holds for operators without a row in `_KINDS`."""  # 6 and 10
+    """The rows of one node, at each point. What follows holds for operators without a row in
+    `_KINDS`."""  # 6 and 10
 
     node: ir.Node
     points: Sequence[set[Row]]
@@ -651,8 +739,8 @@ class _Met:
 
     @property
     def is_hidden(self) -> bool:
-        """Is it more than a sum, or a multiple, of integers that vary? Are these large enough to wrap? Does it read a
-        table at places that vary, or add up its elements?"""
+        """Is it more than a sum, or a multiple, of integers that vary? Are these large enough to
+        wrap? Does it read a table at places that vary, or add up its elements?"""
         return self._is_marked
 
     @property
@@ -678,8 +766,11 @@ class _Met:
 
     @property
     def _is_narrow(self) -> bool:
-        """Is an operand of few bits, whose numbers are others at other points, and are they no truth values?"""
-        return bool(self.varying) and not all(note.holds_truths for note in self._notes if note.is_narrow)
+        """Is an operand of few bits, whose numbers are others at other points, and are they no
+        truth values?"""
+        return bool(self.varying) and not all(
+            note.holds_truths for note in self._notes if note.is_narrow
+        )
 
     @property
     def _notes(self) -> Iterator[Note]:
@@ -704,9 +795,12 @@ class _Met:
                 yield from attr.as_ints()
 
     def multiples(self) -> Iterator[int]:  # 11
-        """What the sizes and integers that vary are multiples of, but for a number that is added to all of them."""
+        """What the sizes and integers that vary are multiples of, but for a number that is added to
+        all of them."""
         for operand in self.varying:
-            integers = chain.from_iterable(note.numbers or () for note in operand.notes if not note.is_float)
+            integers = chain.from_iterable(
+                note.numbers or () for note in operand.notes if not note.is_float
+            )
             yield from map(_step, (*operand.axis_sizes, map(int, integers)))
 
     def steps(self) -> Iterable[int]:
@@ -731,7 +825,8 @@ class _Met:
 
 
 class _Move(_Met):
-    """An operator that moves elements, of which nobody has said which of its integers count."""  # 10
+    """An operator that moves elements, of which nobody has said which of its integers
+    count."""  # 10
 
     def enter(self, found: Numbers, counts_floats: bool) -> None:
         super().enter(found, counts_floats)
@@ -753,7 +848,9 @@ class _Computed(_Met):
     def _is_exact(self, counts_floats: bool) -> bool:
         """Are all operands known, and integers, or floats that count?"""
         given = [operand for operand in self.operands if operand.is_given_first]
-        return all(operand.is_exact and (counts_floats or not operand.has_floats) for operand in given)
+        return all(
+            operand.is_exact and (counts_floats or not operand.has_floats) for operand in given
+        )
 
     @property
     def is_hidden(self) -> bool:
@@ -762,7 +859,9 @@ class _Computed(_Met):
 
     def is_unclear(self, counts_floats: bool) -> bool:
         """May it turn at a length that its numbers do not tell?"""
-        return super().is_unclear(counts_floats) or (self.is_counted(counts_floats) and self.is_tangled)
+        return super().is_unclear(counts_floats) or (
+            self.is_counted(counts_floats) and self.is_tangled
+        )
 
     @property
     def is_tangled(self) -> bool:
@@ -788,7 +887,9 @@ class _ByElement(_Computed):
     @property
     def is_rough(self) -> bool:
         """Is a float that varies compared or rounded?"""
-        return is_op(self.node, *ROUGH) and any(operand.is_exact and operand.is_float for operand in self.varying)
+        return is_op(self.node, *ROUGH) and any(
+            operand.is_exact and operand.is_float for operand in self.varying
+        )
 
     @property
     def is_joined(self) -> bool:
@@ -797,7 +898,8 @@ class _ByElement(_Computed):
 
     @property
     def is_hidden(self) -> bool:
-        """Is it more than a sum, or a multiple, of integers that vary? Are these large enough to wrap?"""
+        """Is it more than a sum, or a multiple, of integers that vary? Are these large enough to
+        wrap?"""
         if self._is_marked or not (self.varying and self._is_exact(True)):
             return self._is_marked
         is_wrapped = self._is_large and is_op(self.node, *FOUR_OPERATIONS, "Cast")
@@ -818,7 +920,9 @@ class _ByElement(_Computed):
     def _is_large(self) -> bool:
         """Are numbers so large that they wrap, or become infinite, at later positions?"""  # 16
         notes = list(self._notes)
-        is_cut = is_op(self.node, "Cast") or (is_op(self.node, *FOUR_OPERATIONS) and notes[0].size < WIDE)
+        is_cut = is_op(self.node, "Cast") or (
+            is_op(self.node, *FOUR_OPERATIONS) and notes[0].size < WIDE
+        )
         limit = MOST_PLACES if is_cut and not self.operand(0).is_float else ENDLESS
         return any(max(map(abs, note.ends)) >= limit for note in notes)
 
@@ -835,7 +939,9 @@ class _ByElement(_Computed):
 
     def _is_crowded(self, counts_floats: bool) -> bool:
         """Does what varies meet a table of too many numbers, element by element?"""
-        has_table = any(operand.told.numbers is None for operand in self.operands if not operand.varies)
+        has_table = any(
+            operand.told.numbers is None for operand in self.operands if not operand.varies
+        )
         return bool(self.varying) and has_table and self._is_exact(counts_floats)
 
     @property
@@ -854,7 +960,9 @@ class _Merged(_Met):
     @property
     def is_square(self) -> bool:
         """Do two sizes vary that are multiplied, of which one tells the other?"""
-        return any(_tells(*pair) for pair in permutations(filter(_differ, self.operand(0).axis_sizes), 2))
+        return any(
+            _tells(*pair) for pair in permutations(filter(_differ, self.operand(0).axis_sizes), 2)
+        )
 
 
 class _Size(_Merged):
@@ -889,7 +997,9 @@ class _Scatter(_Met):
 
     def numbers(self, counts_floats: bool) -> Iterable[float]:  # 3
         """Constant indices along the axes that vary."""
-        return chain.from_iterable(places.constants for axis, places in self._written_axes if self._axis_varies(axis))
+        return chain.from_iterable(
+            places.constants for axis, places in self._written_axes if self._axis_varies(axis)
+        )
 
 
 class _Tile(_Met):
@@ -897,7 +1007,9 @@ class _Tile(_Met):
 
     def numbers(self, counts_floats: bool) -> Iterable[float]:
         """How often it repeats the axes that vary."""
-        return (times for axis, times in enumerate(self.operand(1).constants) if self._axis_varies(axis))
+        return (
+            times for axis, times in enumerate(self.operand(1).constants) if self._axis_varies(axis)
+        )
 
 
 class _Concat(_Met):
@@ -978,8 +1090,8 @@ class _Lookup(_Part):
         return table.told.shape if is_read_elsewhere else ()
 
     def _passed(self, places: Iterable[float], axis: int) -> Iterable[float]:  # 12
-        """The places inside of an axis that does not vary, of elements that do, without those that are passed in any
-        case."""
+        """The places inside of an axis that does not vary, of elements that do, without those that
+        are passed in any case."""
         data = self.operand(0)
         is_met = data.varies and data.is_exact and not self._axis_varies(axis)
         size = max(self._sizes(axis), default=0) if is_met else 0

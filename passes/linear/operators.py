@@ -1,7 +1,8 @@
 """What single operators make of tensors at a random point (tensors.py).
 
-An operator that is not listed, or whose operands do not allow its rule, is an unknown function of its operands where it
-works element by element (POINTWISE). What any other operator gives is not followed at all.
+An operator that is not listed, or whose operands do not allow its rule, is an unknown function of
+its operands where it works element by element (POINTWISE). What any other operator gives is not
+followed at all.
 """
 
 from __future__ import annotations
@@ -62,19 +63,22 @@ FLOAT_BITS: Mapping[ir.DataType | None, int] = {
 SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 FAR = 128
 FAR_IN_16_BITS = 2
-"""Where a constant of this size or more is added, the other operand loses bits: x + 12582912 - 12582912 is x rounded to
-an integer, and no x. Of 0.01 x it is a hundredth of this size."""
+"""Where a constant of this size or more is added, the other operand loses bits: x + 12582912 -
+12582912 is x rounded to an integer, and no x. Of 0.01 x it is a hundredth of this size."""
 LARGE = 2.0**32
-"""Where a constant of this size or more is a factor or a divisor, the result may be infinite or 0: x 1e38 1e38 / 1e38 /
-1e38 is no x."""
+"""Where a constant of this size or more is a factor or a divisor, the result may be infinite or 0:
+x 1e38 1e38 / 1e38 / 1e38 is no x."""
 INVERSES = 0x1DE
 """Of the numbers that stand for 1 divided by what may be 0."""
 
 
 class Call:
-    """A node with its operands. `with_sums` tells whether the exponents of the result are asked for."""
+    """A node with its operands. `with_sums` tells whether the exponents of the result are asked
+    for."""
 
-    def __init__(self, node: ir.Node, operands: Operands, dtype: ir.DataType | None, with_sums: bool) -> None:
+    def __init__(
+        self, node: ir.Node, operands: Operands, dtype: ir.DataType | None, with_sums: bool
+    ) -> None:
         """`dtype` is the type of the first operand."""
         self.node = node
         self.operands = operands
@@ -101,8 +105,9 @@ class Call:
         return without_none(operand.exact for operand in without_none(self.operands))
 
     def required(self, index: int) -> np.ndarray:
-        """An operand of integers that are the same in every run with these sizes. Raises FailedError where it is
-        absent, and UnknownError where the numbers differ from run to run."""
+        """An operand of integers that are the same in every run with these sizes. Raises
+        FailedError where it is absent, and UnknownError where the numbers differ from run to
+        run."""
         array = self[index].integers
         if array is None:
             raise UnknownError(f"operand {index} of {self.node.op_type} is not known")
@@ -126,7 +131,8 @@ class Call:
 
 
 def rule(*op_types: str, with_sums: bool = False) -> Callable[[Rule], Rule]:
-    """Enter a rule for these operators. `with_sums`: exponents are followed through them as sums."""
+    """Enter a rule for these operators. `with_sums`: exponents are followed through them as
+    sums."""
 
     def enter(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(op_types, function))
@@ -143,8 +149,8 @@ def _identity(call: Call) -> list[Tensor]:
 
 @rule("Cast", with_sums=True)
 def _cast(call: Call) -> list[Tensor]:
-    """A type that holds the numbers of the source, which may be truth values; another one rounds, and is an unknown
-    function."""
+    """A type that holds the numbers of the source, which may be truth values; another one rounds,
+    and is an unknown function."""
     wanted = ir.DataType(call.attr("to"))
     source = call[0]
     if source.exact is not None:
@@ -154,7 +160,8 @@ def _cast(call: Call) -> list[Tensor]:
 
 
 def holds(wanted: ir.DataType | None, given: ir.DataType | None) -> bool:
-    """Does a floating-point type hold all numbers of another? Of the two of 16 bits none holds those of the other."""
+    """Does a floating-point type hold all numbers of another? Of the two of 16 bits none holds
+    those of the other."""
     if not {wanted, given} <= FLOAT_BITS.keys():
         return False
     return wanted == given or FLOAT_BITS[wanted] > FLOAT_BITS[given]
@@ -199,12 +206,15 @@ def _pad(call: Call) -> list[Tensor]:
     before, after = [0] * rank, [0] * rank
     for place, axis in enumerate(axes):
         before[axis], after[axis] = pads[place], pads[place + len(axes)]
-    filler = call[2].exact if call.has(2) else np.array(call.attr("value", 0.0))  # opset 10 has an attribute
+    # opset 10 has an attribute
+    filler = call[2].exact if call.has(2) else np.array(call.attr("value", 0.0))
     if filler is None or filler.reshape(-1)[0] != 0:
         raise UnknownError("Pad with another number than 0")
     widths = [(max(0, b), max(0, a)) for b, a in zip(before, after, strict=True)]
     sizes = [s + b + a for s, b, a in zip(call[0].shape, before, after, strict=True)]
-    cuts = tuple(slice(max(0, -b), max(0, -b) + size) for b, size in zip(before, sizes, strict=True))
+    cuts = tuple(
+        slice(max(0, -b), max(0, -b) + size) for b, size in zip(before, sizes, strict=True)
+    )
     if min(sizes, default=0) < 0:
         raise FailedError("more is cut off than there is")
     return call.moved(lambda array: np.pad(array, widths)[cuts])
@@ -261,23 +271,29 @@ def _where(call: Call) -> list[Tensor]:
     condition = call[0].exact
     if condition is None:
         return _chosen(call)
-    return call.moved(lambda one, other: np.asarray(np.where(condition, one, other)), call[1], call[2])
+    return call.moved(
+        lambda one, other: np.asarray(np.where(condition, one, other)), call[1], call[2]
+    )
 
 
 def _chosen(call: Call) -> list[Tensor]:
-    """c x + (1 - c) y for a truth value c that differs from run to run: for every number c, and so for 0 and 1. That is
-    so where x and y are finite (`chooses`)."""
+    """c x + (1 - c) y for a truth value c that differs from run to run: for every number c, and so
+    for 0 and 1. That is so where x and y are finite (`chooses`)."""
     fields = fields_of([call[place] for place in range(3)])
     if fields is None:
         return unknown_function(call)
     truth, one, other = fields
     _check_size(broadcast(call[0], call[1], call[2]))
-    return [of_field(reduced(other + times(truth, reduced(one - other))), least_scale([call[1], call[2]]))]
+    return [
+        of_field(
+            reduced(other + times(truth, reduced(one - other))), least_scale([call[1], call[2]])
+        )
+    ]
 
 
 def chooses(node: ir.Node, operands: Operands) -> bool:
-    """Is a node a Where whose truth values differ from run to run? What it does not choose may be NaN or infinite, but
-    for constants."""
+    """Is a node a Where whose truth values differ from run to run? What it does not choose may be
+    NaN or infinite, but for constants."""
     truth, *choices = operands if is_op(node, "Where") else (None,)
     if truth is None or truth.exact is not None:
         return False
@@ -311,7 +327,8 @@ def _sum(call: Call) -> list[Tensor]:
 
 
 def _rounded(call: Call, total: Tensor) -> Tensor:
-    """A sum. Its elements to which a large constant is added are unknown functions of the operands."""
+    """A sum. Its elements to which a large constant is added are unknown functions of the
+    operands."""
     far = (FAR_IN_16_BITS if call.dtype in SIXTEEN_BITS else FAR) * min(1.0, total.scale)
     is_far = np.zeros(total.shape, bool)
     floats = (array for array in call.constants if array.dtype.kind not in "biu")
@@ -321,7 +338,9 @@ def _rounded(call: Call, total: Tensor) -> Tensor:
     if not is_far.any():
         return total
     (other,) = unknown_function(call)
-    return moved((other, total), lambda one, rest: np.asarray(np.where(is_far, one, rest)), call.with_sums)
+    return moved(
+        (other, total), lambda one, rest: np.asarray(np.where(is_far, one, rest)), call.with_sums
+    )
 
 
 @rule("Neg", with_sums=True)
@@ -336,8 +355,8 @@ def _mul(call: Call) -> list[Tensor]:
 
 
 def _scaled(call: Call, product: Tensor) -> list[Tensor]:
-    """A product or a quotient. Beside a large number, or a small one or divisor, it is an unknown function. The decays
-    of tables may be small (powers.py)."""
+    """A product or a quotient. Beside a large number, or a small one or divisor, it is an unknown
+    function. The decays of tables may be small (powers.py)."""
     for array in call.constants:
         least, most = exact(array).scales()
         is_small = least <= 1 / LARGE and (array.size == 1 or is_op(call.node, "Div"))
@@ -348,7 +367,8 @@ def _scaled(call: Call, product: Tensor) -> list[Tensor]:
 
 @rule("Div")
 def _div(call: Call) -> list[Tensor]:
-    """That of integers is cut, and an unknown function. So is 1 divided by what may be 0: x y / y is no x there."""
+    """That of integers is cut, and an unknown function. So is 1 divided by what may be 0: x y / y
+    is no x there."""
     if call.dtype not in FLOAT_BITS:
         return unknown_function(call)
     right = call[1].numbers()
@@ -378,7 +398,9 @@ def _exp(call: Call) -> list[Tensor]:
 def _matmul(call: Call) -> list[Tensor]:
     fields = fields_of([call[0], call[1]])
     if fields is None:
-        zeros = (np.broadcast_to(np.zeros((), np.int8), tensor.shape) for tensor in (call[0], call[1]))
+        zeros = (
+            np.broadcast_to(np.zeros((), np.int8), tensor.shape) for tensor in (call[0], call[1])
+        )
         return [Tensor(np.matmul(*zeros).shape)]  # it raises where the shapes do not fit
     return [of_field(matmul(*fields), call[0].scales()[1] * call[1].scales()[1])]
 
@@ -390,7 +412,11 @@ def _einsum(call: Call) -> list[Tensor]:
     equation = text_attr(call.node, "equation", "").replace(" ", "")
     terms, _, out = equation.partition("->")
     labels = terms.split(",")
-    if "->" not in equation or "." in equation or any(len(set(each)) < len(each) for each in (*labels, out)):
+    if (
+        "->" not in equation
+        or "." in equation
+        or any(len(set(each)) < len(each) for each in (*labels, out))
+    ):
         raise UnknownError("an Einsum of another form")
     if fields is None:
         raise UnknownError("an Einsum of numbers that are not finite")
@@ -411,7 +437,9 @@ def _reduce(array: np.ndarray, labels: str, kept: set[str]) -> tuple[np.ndarray,
     return own, "".join(letter for letter in labels if letter in kept)
 
 
-def _product(left: np.ndarray, own: str, right: np.ndarray, other: str, later: set[str]) -> tuple[np.ndarray, str]:
+def _product(
+    left: np.ndarray, own: str, right: np.ndarray, other: str, later: set[str]
+) -> tuple[np.ndarray, str]:
     """One contraction as a matrix product: batches, rows, summed axes, columns."""
     left, own = _reduce(left, own, {*other, *later})
     right, other = _reduce(right, other, {*own, *later})
@@ -426,16 +454,24 @@ def _product(left: np.ndarray, own: str, right: np.ndarray, other: str, later: s
 
     def grouped(array: np.ndarray, letters: str, *groups: str) -> np.ndarray:
         order = np.transpose(array, [letters.index(letter) for group in groups for letter in group])
-        return order.reshape([int(np.prod([sizes[each] for each in group], dtype=np.int64)) for group in groups])
+        return order.reshape(
+            [int(np.prod([sizes[each] for each in group], dtype=np.int64)) for group in groups]
+        )
 
-    product = matmul(grouped(left, own, batch, rows, summed_over), grouped(right, other, batch, summed_over, columns))
+    product = matmul(
+        grouped(left, own, batch, rows, summed_over),
+        grouped(right, other, batch, summed_over, columns),
+    )
     letters = batch + rows + columns
     return product.reshape([sizes[letter] for letter in letters]), letters
 
 
 @rule("ReduceSum", with_sums=True)
 def _reduce_sum(call: Call) -> list[Tensor]:
-    axes, keeps = listed(call.node, "axes", call.integers(1)), bool(int_attr(call.node, "keepdims", 1))
+    axes, keeps = (
+        listed(call.node, "axes", call.integers(1)),
+        bool(int_attr(call.node, "keepdims", 1)),
+    )
     if not axes and int_attr(call.node, "noop_with_empty_axes", 0) == 1:
         return [call[0]]
     chosen = tuple(axes) if axes else None
@@ -461,7 +497,9 @@ def unknown_function(call: Call) -> list[Tensor]:
     """An unknown function of the operands, the same for equal operands."""
     places = [place for place, operand in enumerate(call.operands) if operand is not None]
     given = without_none(call.operands)
-    fields = all_known(operand.numbers() if operand.exact is None else _bits(operand.exact) for operand in given)
+    fields = all_known(
+        operand.numbers() if operand.exact is None else _bits(operand.exact) for operand in given
+    )
     shape = broadcast(*given)
     if fields is None:
         return [Tensor(shape)]
@@ -562,7 +600,9 @@ def _mod(call: Call) -> list[Tensor]:
     arrays = all_known((call[0].exact, call[1].exact))
     if arrays is None:
         return unknown_function(call)
-    return [exact(np.asarray(np.fmod(*arrays) if int_attr(call.node, "fmod", 0) else np.mod(*arrays)))]
+    return [
+        exact(np.asarray(np.fmod(*arrays) if int_attr(call.node, "fmod", 0) else np.mod(*arrays)))
+    ]
 
 
 @rule("OneHot")
@@ -572,7 +612,8 @@ def _one_hot(call: Call) -> list[Tensor]:
     (depth,) = call.ints(1)
     if values is None or int_attr(call.node, "axis", -1) not in (-1, indices.ndim):
         raise UnknownError("a OneHot of another form")
-    places = np.where(indices < 0, indices + depth, indices)  # an index beyond the ends stands for no column
+    # an index beyond the ends stands for no column
+    places = np.where(indices < 0, indices + depth, indices)
     hot = np.equal(places[..., None], np.arange(depth))
     return [exact(np.where(hot, values[1], values[0]))]
 
@@ -583,12 +624,17 @@ def _eye_like(call: Call) -> list[Tensor]:
     if dtype is None:
         raise UnknownError("EyeLike of an unknown type")
     rows, columns = call[0].shape
-    return [exact(np.eye(rows, columns, int_attr(call.node, "k", 0), dtype=ir.DataType(dtype).numpy()))]
+    return [
+        exact(np.eye(rows, columns, int_attr(call.node, "k", 0), dtype=ir.DataType(dtype).numpy()))
+    ]
 
 
-def evaluated(node: ir.Node, operands: Operands, dtype: ir.DataType | None, with_sums: bool) -> list[Tensor]:
-    """What a node of the standard domain makes of tensors. Raises UnknownError where it is not followed, and
-    FailedError where it fails, as the run would, or where its operands are not known."""
+def evaluated(
+    node: ir.Node, operands: Operands, dtype: ir.DataType | None, with_sums: bool
+) -> list[Tensor]:
+    """What a node of the standard domain makes of tensors. Raises UnknownError where it is not
+    followed, and FailedError where it fails, as the run would, or where its operands are not
+    known."""
     call = Call(node, operands, dtype, with_sums)
     arrays = all_known(operand.exact for operand in without_none(operands))
     try:

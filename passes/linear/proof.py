@@ -1,15 +1,16 @@
 """The proof that a region computes a linear attention, and for which lengths.
 
-A region is evaluated at random points: sizes of one run, and random numbers modulo a prime for what enters it
-(evaluation.py). At the first point the operands are searched for (search.py). At the others the same operands have to
-give the same outputs. What is compared are polynomials, divided by others, of the numbers that enter, and of the
-exponentials of decays; where two of them differ, they are equal at a random point with a chance of their degree divided
-by 2^31. `POINTS` points are looked at.
+A region is evaluated at random points: sizes of one run, and random numbers modulo a prime for what
+enters it (evaluation.py). At the first point the operands are searched for (search.py). At the
+others the same operands have to give the same outputs. What is compared are polynomials, divided by
+others, of the numbers that enter, and of the exponentials of decays; where two of them differ, they
+are equal at a random point with a chance of their degree divided by 2^31. `POINTS` points are
+looked at.
 
-Where the number of tokens is open, lengths.py says which of them are looked at. Of a loop over the tokens, or over the
-batch, not all iterations can be. So it is also looked at with random numbers in the place of those that it carries into
-the first iteration. Where it gives the recurrence from this state on, one iteration is one step of the recurrence,
-whatever was before it, and so are all.
+Where the number of tokens is open, lengths.py says which of them are looked at. Of a loop over the
+tokens, or over the batch, not all iterations can be. So it is also looked at with random numbers in
+the place of those that it carries into the first iteration. Where it gives the recurrence from this
+state on, one iteration is one step of the recurrence, whatever was before it, and so are all.
 """
 
 from __future__ import annotations
@@ -41,7 +42,15 @@ from fa_compiler.passes.ir.nodes import (
     without_none,
 )
 from fa_compiler.passes.linear.arrangement import orders
-from fa_compiler.passes.linear.candidates import ARITHMETIC, MOVERS, Operand, Sizes, downstream, read, upstream
+from fa_compiler.passes.linear.candidates import (
+    ARITHMETIC,
+    MOVERS,
+    Operand,
+    Sizes,
+    downstream,
+    read,
+    upstream,
+)
 from fa_compiler.passes.linear.evaluation import Evaluation, with_exponents
 from fa_compiler.passes.linear.lengths import AROUND, SMALL, Lengths, Verdict, right_lengths
 from fa_compiler.passes.linear.meetings import ENDLESS, LEAST, UNNOTED, Meetings, Numbers, names_of
@@ -49,7 +58,15 @@ from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.recurrence import Outcome, columns, recurrence
 from fa_compiler.passes.linear.regions import Region
 from fa_compiler.passes.linear.resets import Truth, truths_of
-from fa_compiler.passes.linear.search import MOST_WORK, Found, Search, State, read_state, scaled, tokens_of
+from fa_compiler.passes.linear.search import (
+    MOST_WORK,
+    Found,
+    Search,
+    State,
+    read_state,
+    scaled,
+    tokens_of,
+)
 from fa_compiler.passes.linear.tensors import FailedError, TooLongError
 from fa_compiler.passes.linear.walk import Walk
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -64,18 +81,22 @@ BATCHES = (3, 2, 5, 1, 4)
 APART = len(BATCHES)
 """The number of a point behind these."""
 MOST_ELEMENTS = 1 << 22
-"""Where the number of tokens is open, no length is looked at for which a tensor has more elements."""
+"""Where the number of tokens is open, no length is looked at for which a tensor has more
+elements."""
 MOST_SEARCHES = 5
-"""So many first lengths are searched. Files that are right for long sequences only fail at the short ones."""
+"""So many first lengths are searched. Files that are right for long sequences only fail at the
+short ones."""
 CORRECTED_SEARCHES = 2
-"""At so many first lengths a correction of rank one is searched, too. Loops are right at every length, but two sizes
-may be the same at one."""
+"""At so many first lengths a correction of rank one is searched, too. Loops are right at every
+length, but two sizes may be the same at one."""
 GROWTH = 8
 """Lengths beyond the first one may make tensors so many times as large as there."""
 AHEAD = 16
-"""Where a tensor is expected to have so many times more elements than it may, the length is not tried."""
+"""Where a tensor is expected to have so many times more elements than it may, the length is not
+tried."""
 PADDED = 64
-"""A tensor that does not grow with short sequences may be padded to a chunk of so many tokens or more."""
+"""A tensor that does not grow with short sequences may be padded to a chunk of so many tokens or
+more."""
 FIRST_LENGTHS = (3, 5, 11, 23, 37, 75, 101, 151, 128, 192, 256, 300, 600, 1200)
 
 
@@ -96,7 +117,8 @@ class LinearMatch:
     is_open: Mapping[str, bool]
     """Do batch (b) and tokens (t) differ from run to run?"""
     chosen: ir.Value | None = None
-    """What is chosen by truth values between the operands and the outputs; None where nothing is."""
+    """What is chosen by truth values between the operands and the outputs; None where nothing
+    is."""
     lengths: Lengths = field(default_factory=Lengths)
     """The numbers of tokens for which the region is right, of those that there are."""
 
@@ -161,7 +183,10 @@ class Prover:
 
     def prove(self) -> LinearMatch | None:
         """The linear attention that the region computes; None where it is none."""
-        provers = (replace(self, batch=batch, tokens=tokens, work=[0, 0]) for batch, tokens in self.open_sizes())
+        provers = (
+            replace(self, batch=batch, tokens=tokens, work=[0, 0])
+            for batch, tokens in self.open_sizes()
+        )
         return first(prover._proven() for prover in provers)
 
     def _proven(self) -> LinearMatch | None:
@@ -195,7 +220,8 @@ class Prover:
         return with_exponents(self.region.nodes)
 
     def open_sizes(self) -> list[tuple[list[str], list[str]]]:
-        """What the sizes that differ from run to run may be, by their names: the batch, and the others."""
+        """What the sizes that differ from run to run may be, by their names: the batch, and the
+        others."""
         named = self._named(value for node in self.region.nodes for value in node.inputs)
         given = self.inputs.first | self.inputs.others
         batch, every = self.inputs.first - self.inputs.others, given | named
@@ -207,7 +233,9 @@ class Prover:
     @cached_property
     def _entering(self) -> set[str]:
         """The names in the sizes of the graph's inputs, and of what the region reads."""
-        read = (value for node in self.region.nodes for value in node.inputs if not self._makes(value))
+        read = (
+            value for node in self.region.nodes for value in node.inputs if not self._makes(value)
+        )
         return set(self.inputs.first | self.inputs.others) | self._named(read)
 
     def _makes(self, value: ir.Value | None) -> bool:
@@ -228,9 +256,13 @@ class Prover:
         apart: Mapping[str, int] = MappingProxyType({}),
         freed: frozenset[ir.Node] = frozenset(),
     ) -> Evaluation:
-        """The region at one point: names in `apart` have sizes of their own, and the loops in `freed` carry random
-        numbers."""
-        sizes = dict.fromkeys(self.batch, batch_of(number)) | dict.fromkeys(self.tokens, length) | {**apart}
+        """The region at one point: names in `apart` have sizes of their own, and the loops in
+        `freed` carry random numbers."""
+        sizes = (
+            dict.fromkeys(self.batch, batch_of(number))
+            | dict.fromkeys(self.tokens, length)
+            | {**apart}
+        )
         seed, tables = 0x1A2B3C + 0x9E37 * number, len(self.powers.tables)
         point = Evaluation(self.info, sizes, seed, self._exponents, self.powers, most, self.unknown)
         point.meetings, point.freed = meetings, freed
@@ -239,7 +271,8 @@ class Prover:
         point.run(self.region.nodes, [*self._upstream, *self._downstream, *sources])
         if len(self.powers.tables) == tables:
             return point
-        return self._point(length, number, most, meetings, apart, freed)  # what was read before its table was met
+        # what was read before its table was met
+        return self._point(length, number, most, meetings, apart, freed)
 
     @cached_property
     def _upstream(self) -> dict[ir.Value, int]:
@@ -254,16 +287,21 @@ class Prover:
         return downstream(self.region)
 
     def _at(self, point: Evaluation, may_be_corrected: bool) -> LinearMatch | None:
-        """What is found at one point; with a correction of rank one only if it may have one. States that are reset come
-        last."""
+        """What is found at one point; with a correction of rank one only if it may have one. States
+        that are reset come last."""
         match = self._with_truths(point, may_be_corrected, ())
         if match is None and self._truths:
             return self._with_truths(point, may_be_corrected, self._truths)
         return match
 
-    def _with_truths(self, point: Evaluation, may_be_corrected: bool, truths: Sequence[Truth]) -> LinearMatch | None:
-        """What is found at one point, where the states are reset by one of these truth values, if there are any."""
-        values = {value: steps for value, steps in self._upstream.items() if _is_tensor(value, point)}
+    def _with_truths(
+        self, point: Evaluation, may_be_corrected: bool, truths: Sequence[Truth]
+    ) -> LinearMatch | None:
+        """What is found at one point, where the states are reset by one of these truth values, if
+        there are any."""
+        values = {
+            value: steps for value, steps in self._upstream.items() if _is_tensor(value, point)
+        }
         values |= dict.fromkeys(self.powers.tables, 1)
         results = [value for value in self._downstream if _is_tensor(value, point)]
         search = Search(point, values, self.work[bool(truths)], may_be_corrected, truths)
@@ -275,8 +313,8 @@ class Prover:
         return None
 
     def _match(self, found: Found, sizes: Sizes, point: Evaluation) -> LinearMatch | None:
-        """What was found, with the outputs and states that it explains; None where an exit is left, or where an open
-        batch is not the one of this point."""
+        """What was found, with the outputs and states that it explains; None where an exit is left,
+        or where an open batch is not the one of this point."""
         outcome = certain(_outcome(found, point, sizes))  # the search has computed it
         covered = self._covered(found, point, sizes, outcome)
         if covered is None:
@@ -302,19 +340,27 @@ class Prover:
     def _chosen(
         self, results: Iterable[ir.Value], operands: Collection[ir.Value], point: Evaluation
     ) -> ir.Value | None:
-        """What is chosen by truth values between the operands and the results; None where nothing is."""
+        """What is chosen by truth values between the operands and the results; None where nothing
+        is."""
 
         def sources(value: ir.Value) -> list[ir.Value]:
-            return [] if value in operands or not self._makes(value) else values_read(certain(value.producer()))
+            return (
+                []
+                if value in operands or not self._makes(value)
+                else values_read(certain(value.producer()))
+            )
 
         if not point.choices:
             return None
         makers = makers_of(value for value in reached(results, sources) if value not in operands)
-        inner = (node for maker in makers for graph in subgraphs(maker) for node in all_nodes(graph))
+        inner = (
+            node for maker in makers for graph in subgraphs(maker) for node in all_nodes(graph)
+        )
         return next((node.outputs[0] for node in (*makers, *inner) if node in point.choices), None)
 
     def _differs(self, value: ir.Value, names: Sequence[str], others: Sequence[str]) -> bool:
-        """Does the number of elements differ with the sizes of these names, as far as that is known?"""
+        """Does the number of elements differ with the sizes of these names, as far as that is
+        known?"""
         dims = self.info.shape(value)
         if dims is None or not names or not all(dim.is_known for dim in dims):
             return bool(names)
@@ -325,8 +371,8 @@ class Prover:
     def _covered(
         self, found: Found, point: Evaluation, sizes: Sizes, outcome: Outcome
     ) -> tuple[tuple[Operand, ...], tuple[State, ...]] | None:
-        """The values that hold the output and the last state, from which all exits can be computed without the region's
-        products; None where an exit cannot."""
+        """The values that hold the output and the last state, from which all exits can be computed
+        without the region's products; None where an exit cannot."""
         explained = _Explained(point, sizes, scaled(outcome, found), outcome.state)
         pending, seen = [*self.region.exits], set[ir.Value]()
         while pending:
@@ -343,44 +389,69 @@ class Prover:
         return tuple(explained.outputs), tuple(explained.states)
 
     def _confirmed(self, match: LinearMatch, length: int) -> LinearMatch | None:
-        """The match after it was proven at other points; with its lengths, where the number of tokens is open."""
+        """The match after it was proven at other points; with its lengths, where the number of
+        tokens is open."""
         looks, is_open = _Looks(self, match), match.is_open["b"]
-        if not all(looks.verdict(length, number) is Verdict.RIGHT for number in range(1, APART if is_open else POINTS)):
+        if not all(
+            looks.verdict(length, number) is Verdict.RIGHT
+            for number in range(1, APART if is_open else POINTS)
+        ):
             return None
-        if is_open and not self._is_even(looks, self.batch, dict.fromkeys(self.tokens, length), BATCHES):
+        if is_open and not self._is_even(
+            looks, self.batch, dict.fromkeys(self.tokens, length), BATCHES
+        ):
             return None
-        if not all(self._holds_apart(name, match, length, looks.names) for name in sorted(looks.names)):
+        if not all(
+            self._holds_apart(name, match, length, looks.names) for name in sorted(looks.names)
+        ):
             return None
         if not match.is_open["t"]:
             return match if looks.holds_from_any_state(length) else None
-        walk = Walk(self.region.nodes, self.info, self.tokens, dict.fromkeys(self.batch, batch_of(APART)), self.unknown)
+        walk = Walk(
+            self.region.nodes,
+            self.info,
+            self.tokens,
+            dict.fromkeys(self.batch, batch_of(APART)),
+            self.unknown,
+        )
         lengths = right_lengths(length, looks.next, lambda: self._numbers(looks, walk))
         if lengths is None or not looks.holds_from_any_state(length):
             return None
         return replace(match, lengths=lengths)
 
     def _numbers(self, looks: _Looks, walk: Walk, names: Sequence[str] = ()) -> Numbers:
-        """The numbers that sizes meet at some points, and where what is computed of them turns. They are unclear where
-        a small number is not followed."""
+        """The numbers that sizes meet at some points, and where what is computed of them turns.
+        They are unclear where a small number is not followed."""
         found, hides = looks.meetings.numbers(names), looks.meetings.hides(self.region.members)
         turns = walk.turns if walk.followed >= {*looks.meetings.small()} else None
         known = all_known((looks.firsts, turns))
         if known is None or hides:
             return replace(found, is_unclear=True)
         firsts, turned = known
-        return replace(found, turns=turned, added=found.added | firsts, begun=firsts if looks.begun else set())
+        return replace(
+            found, turns=turned, added=found.added | firsts, begun=firsts if looks.begun else set()
+        )
 
     def _is_even(
-        self, looks: _Looks, names: Sequence[str], sizes: Mapping[str, int], looked_at: Collection[int]
+        self,
+        looks: _Looks,
+        names: Sequence[str],
+        sizes: Mapping[str, int],
+        looked_at: Collection[int],
     ) -> bool:
-        """Is nothing computed of sizes of these names, the others being as they are in `sizes`, that turns beyond the
-        sizes that were looked at, and do they meet no number?"""
-        found = self._numbers(looks, Walk(self.region.nodes, self.info, names, sizes, self.unknown), names)
-        return not found.is_unclear and {edge + step for edge in found.edges for step in AROUND} <= {0, *looked_at}
+        """Is nothing computed of sizes of these names, the others being as they are in `sizes`,
+        that turns beyond the sizes that were looked at, and do they meet no number?"""
+        found = self._numbers(
+            looks, Walk(self.region.nodes, self.info, names, sizes, self.unknown), names
+        )
+        return not found.is_unclear and {
+            edge + step for edge in found.edges for step in AROUND
+        } <= {0, *looked_at}
 
     def _holds_apart(self, name: str, match: LinearMatch, length: int, names: Set[str]) -> bool:
-        """Is the region right where one size differs from those that were the same at all points, the batch or the
-        tokens? Then it fails, or the size has no effect and meets no number. `names` are those that have one at all."""
+        """Is the region right where one size differs from those that were the same at all points,
+        the batch or the tokens? Then it fails, or the size has no effect and meets no number.
+        `names` are those that have one at all."""
         group, letter = (self.batch, "b") if name in self.batch else (self.tokens, "t")
         if match.is_open[letter] and names.isdisjoint({*group} - {name}):
             return True
@@ -417,14 +488,16 @@ class _Looks:
     right: set[int] = field(default_factory=set)
     """The lengths that were right."""
     begun: dict[ir.Value, set[tuple[int, frozenset[int]]]] = field(default_factory=dict)
-    """The integers that differ from iteration to iteration of a loop: the first ones, each with the length."""
+    """The integers that differ from iteration to iteration of a loop: the first ones, each with the
+    length."""
     lasting: dict[ir.Value, set[tuple[int, frozenset[int]]]] = field(default_factory=dict)
     """Those that are the same in all iterations."""
 
     @property
     def firsts(self) -> set[int] | None:
-        """What the integers of loops begin with or are throughout, and what tensors whose shape varies begin and end
-        with, but for the length; None where a loop begins with something else at each length."""
+        """What the integers of loops begin with or are throughout, and what tensors whose shape
+        varies begin and end with, but for the length; None where a loop begins with something else
+        at each length."""
         begun = all_known(map(_without_length, self.begun.values()))
         if begun is None:
             return None
@@ -433,7 +506,8 @@ class _Looks:
 
     @property
     def _more_firsts(self) -> Iterator[set[tuple[int, frozenset[int]]]]:
-        """The integers, each with the length, that last in loops and vary, and the ends of tensors."""
+        """The integers, each with the length, that last in loops and vary, and the ends of
+        tensors."""
         yield from (seen for seen in self.lasting.values() if len({own for _, own in seen}) > 1)
         for ends in self.ends.values():
             if len({shape for _, shape, _, _ in ends}) > 1:
@@ -446,10 +520,11 @@ class _Looks:
         return frozenset(node for node, counts in self.counts.items() if len(counts) > 1)
 
     def holds_from_any_state(self, found: int) -> bool:
-        """Is the region right where its loops begin with random numbers? Then each iteration does its part whatever was
-        before it, and so do all that are not looked at. Otherwise a loop may hold something back for many iterations,
-        such as the last 100 tokens of a window. It is looked at where the operands were found, and at the most
-        iterations. These have to be more than `LEAST`, so that smaller numbers that an iteration meets are passed."""
+        """Is the region right where its loops begin with random numbers? Then each iteration does
+        its part whatever was before it, and so do all that are not looked at. Otherwise a loop may
+        hold something back for many iterations, such as the last 100 tokens of a window. It is
+        looked at where the operands were found, and at the most iterations. These have to be more
+        than `LEAST`, so that smaller numbers that an iteration meets are passed."""
         if any(max(self.counts[node]) <= LEAST for node in self._loops):
             return False
         longest = max(self.right, default=found)
@@ -465,17 +540,24 @@ class _Looks:
         if sizes is None:
             return False
         begun = chain.from_iterable(_as_states(value, point, sizes) for value in point.states)
-        founds = (replace(self.match.found, state=state) for state in (self.match.found.state, *begun))
+        founds = (
+            replace(self.match.found, state=state) for state in (self.match.found.state, *begun)
+        )
         matches = (replace(self.match, found=found) for found in founds)
         return any(_agrees(match, point, sizes, False) is Verdict.RIGHT for match in matches)
 
     def _sizes_at(self, point: Evaluation, number: int) -> Sizes | None:
-        """The sizes at a point: the tokens are what is left beside the others. None where nothing fits."""
+        """The sizes at a point: the tokens are what is left beside the others. None where nothing
+        fits."""
         first = self.match.sizes
         batch = batch_of(number) if self.match.is_open["b"] else first.batch
         count = math.prod(point.tensor(self.match.found.output.value).shape)
         each = batch * first.heads * first.value
-        return replace(first, batch=batch, tokens=count // each) if each and count and count % each == 0 else None
+        return (
+            replace(first, batch=batch, tokens=count // each)
+            if each and count and count % each == 0
+            else None
+        )
 
     def next(self, length: int) -> Verdict:
         """What the region computes at the next length."""
@@ -494,8 +576,8 @@ class _Looks:
         return max(MOST_ELEMENTS, GROWTH * max(first.values(), default=0))
 
     def _expected(self, length: int) -> float:
-        """The elements of the largest tensor that are expected at a length, as they have grown between the two longest
-        lengths so far: by a power of the tokens, up to the square."""
+        """The elements of the largest tensor that are expected at a length, as they have grown
+        between the two longest lengths so far: by a power of the tokens, up to the square."""
         longest = sorted(self.elements)[-2:]
         if not longest or length <= longest[-1]:
             return 0
@@ -513,8 +595,11 @@ class _Looks:
 
         return max((expected(node, count) for node, count in last.items()), default=0)
 
-    def verdict(self, length: int, number: int, apart: Mapping[str, int] = MappingProxyType({})) -> Verdict:
-        """What the region computes at another point, where names in `apart` have sizes of their own."""
+    def verdict(
+        self, length: int, number: int, apart: Mapping[str, int] = MappingProxyType({})
+    ) -> Verdict:
+        """What the region computes at another point, where names in `apart` have sizes of their
+        own."""
         match = self.match
         self.meetings.begin()
         try:
@@ -543,8 +628,11 @@ def _enter(known: dict[K, set[N]], found: Mapping[K, T], note: Callable[[T], N])
 
 
 def _without_length(seen: Collection[tuple[int, frozenset[int]]]) -> set[int] | None:
-    """The sizes of numbers that are the same at all lengths, or differ from the length by the same; None for others."""
-    forms = ({frozenset(each - part * length for each in own) for length, own in seen} for part in (0, 1))
+    """The sizes of numbers that are the same at all lengths, or differ from the length by the same;
+    None for others."""
+    forms = (
+        {frozenset(each - part * length for each in own) for length, own in seen} for part in (0, 1)
+    )
     form = next((form for form in forms if len(form) == 1), None)
     return None if form is None else {abs(each) for own in form for each in own}
 
@@ -555,8 +643,8 @@ def batch_of(number: int) -> int:
 
 
 def _agrees(match: LinearMatch, point: Evaluation, sizes: Sizes, may_end: bool) -> Verdict:
-    """Do all outputs and states of a match hold what the recurrence gives? An output whose last token is 0 was computed
-    for fewer tokens, where it may end."""
+    """Do all outputs and states of a match hold what the recurrence gives? An output whose last
+    token is 0 was computed for fewer tokens, where it may end."""
     outcome = _outcome(match.found, point, sizes)
     if outcome is None:
         return Verdict.FAILS
@@ -566,7 +654,9 @@ def _agrees(match: LinearMatch, point: Evaluation, sizes: Sizes, may_end: bool) 
         if array is None:
             return Verdict.FAILS
         if not (columns(array) == goal).all():
-            verdict = Verdict.FAILS if may_end and not columns(array)[:, -1].any() else Verdict.OTHER
+            verdict = (
+                Verdict.FAILS if may_end and not columns(array)[:, -1].any() else Verdict.OTHER
+            )
     for state in match.states:
         array = read_state(state, point, sizes)
         if array is None:
@@ -615,13 +705,20 @@ class _Explained:
         if not _is_tensor(value, self.point):
             return False
         outputs = self._holding(_as_outputs(value, self.point, self.sizes), read, self.goal)
-        states = [] if outputs else self._holding(_as_states(value, self.point, self.sizes), read_state, self.state)
+        states = (
+            []
+            if outputs
+            else self._holding(_as_states(value, self.point, self.sizes), read_state, self.state)
+        )
         self.outputs.extend(outputs)
         self.states.extend(states)
         return bool(outputs or states)
 
     def _holding(
-        self, candidates: Iterable[T], read: Callable[[T, Evaluation, Sizes], np.ndarray | None], wanted: np.ndarray
+        self,
+        candidates: Iterable[T],
+        read: Callable[[T, Evaluation, Sizes], np.ndarray | None],
+        wanted: np.ndarray,
     ) -> list[T]:
         """The first candidate that holds the wanted columns."""
         for candidate in candidates:

@@ -5,11 +5,12 @@ For each token, with the state S [Dk, Dv] of a head:
     S' = diag(e^decay) S
     S  = S' + k (f (v - S'^T k))^T        by the delta rule, where f is beta
     S  = S' + k (f v)^T                   without it
-    S  = S' + k (f v)^T + p (r^T S')      with a correction of rank one, which may also read S instead of S'
+    S  = S' + k (f v)^T + p (r^T S')      with a correction of rank one, which may also read S
+                                          instead of S'
     o  = c S^T q
 
-A column of S only depends on the same column of v. So instead of all columns a random sum of them is computed: if it is
-right, all of them are, up to the chance of 1 in 2^31.
+A column of S only depends on the same column of v. So instead of all columns a random sum of them
+is computed: if it is right, all of them are, up to the chance of 1 in 2^31.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ COLUMNS = 0xC01
 
 @dataclass(frozen=True)
 class Tokens:
-    """The operands modulo PRIME: query and key [B,T,H,Dk], value [B,T,H,Dv], state [B,H,Dk,Dv], decay (its power)
-    [B,T,H,1 or Dk], factor [B,T,H]."""
+    """The operands modulo PRIME: query and key [B,T,H,Dk], value [B,T,H,Dv], state [B,H,Dk,Dv],
+    decay (its power) [B,T,H,1 or Dk], factor [B,T,H]."""
 
     query: np.ndarray
     key: np.ndarray
@@ -70,7 +71,9 @@ def recurrence(tokens: Tokens, length: int | None = None) -> Outcome:
     """The outcome for the first tokens, or all of them."""
     value = columns(tokens.value)
     batch, total, heads, size = tokens.key.shape
-    state = np.zeros((batch, heads, size), np.int64) if tokens.state is None else columns(tokens.state)
+    state = (
+        np.zeros((batch, heads, size), np.int64) if tokens.state is None else columns(tokens.state)
+    )
     outputs = []
     for place in range(total if length is None else length):
         key, before = tokens.key[:, place], state

@@ -1,16 +1,18 @@
-"""Parts of a graph that may be attention by a state: products of products of tensors, without a softmax in between.
+"""Parts of a graph that may be attention by a state: products of products of tensors, without a
+softmax in between.
 
-The depth of a value is the number of products on the way to it: contractions, outer products and running sums, each of
-tensors that are no weights. What is not followed (operators.py), and what an unknown function gives, begins at 0 again.
+The depth of a value is the number of products on the way to it: contractions, outer products and
+running sums, each of tensors that are no weights. What is not followed (operators.py), and what an
+unknown function gives, begins at 0 again.
 
     depth(product(x, y))      =  1 + max(depth(x), depth(y))
     depth(Loop), depth(Scan)  =  2 where they carry a tensor of floats
     depth(algebraic(x, y))    =  max(depth(x), depth(y))
     depth(other)              =  0
 
-An exit is a value of depth 2 or more that something reads which is not followed, or that the graph gives. All exits
-that need a common value of depth 1 or more are one region. A softmax attention has no exit: its scores and its output
-are of depth 1.
+An exit is a value of depth 2 or more that something reads which is not followed, or that the graph
+gives. All exits that need a common value of depth 1 or more are one region. A softmax attention has
+no exit: its scores and its output are of depth 1.
 """
 
 from __future__ import annotations
@@ -46,7 +48,15 @@ from fa_compiler.passes.ops.reduce import SUMMING
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 LOOPS = ("Loop", "Scan")
-CONTROL = (*LOOPS, "If", "SequenceEmpty", "SequenceConstruct", "SequenceInsert", "ConcatFromSequence", "Constant")
+CONTROL = (
+    *LOOPS,
+    "If",
+    "SequenceEmpty",
+    "SequenceConstruct",
+    "SequenceInsert",
+    "ConcatFromSequence",
+    "Constant",
+)
 DEEP = 2
 MATRIX = 2
 STATE = 4
@@ -106,7 +116,11 @@ def _region(
     on_the_way = set(needed)
     deep = (node for node in ordered if node in on_the_way)
     read = dict.fromkeys(chain.from_iterable(map(values_read, deep)))
-    outer = [value for value in read if value not in depths and _is_float(value, info) and _is_outer(value, graph)]
+    outer = [
+        value
+        for value in read
+        if value not in depths and _is_float(value, info) and _is_outer(value, graph)
+    ]
     return Region(ordered, group, depths, outer)
 
 
@@ -121,7 +135,11 @@ def _may_be_float(value: ir.Value, info: ShapeInfo) -> bool:
 def _is_outer(value: ir.Value, graph: ir.Graph) -> bool:
     """Is this a value of the graph itself, and not of a body in it?"""
     maker = value.producer()
-    return maker.graph is graph if maker is not None else value.graph in (graph, None) or value.is_initializer()
+    return (
+        maker.graph is graph
+        if maker is not None
+        else value.graph in (graph, None) or value.is_initializer()
+    )
 
 
 def _enter_depths(node: ir.Node, info: ShapeInfo, depths: dict[ir.Value, int]) -> None:
@@ -144,7 +162,8 @@ def _depth(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]) -> in
 
 
 def _is_algebraic(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]) -> bool:
-    """Is the node followed by a rule that is no unknown function? A product with a matrix of weights is a layer."""
+    """Is the node followed by a rule that is no unknown function? A product with a matrix of
+    weights is a layer."""
     if node.op_type not in (*RULES, "ConcatFromSequence", "SequenceInsert"):
         return False
     if is_op(node, *PRODUCTS):
@@ -155,7 +174,8 @@ def _is_algebraic(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]
 
 
 def _is_layer(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]) -> bool:
-    """Is a product one with weights? A larger constant beside a product may be a first state, and so may zeros."""
+    """Is a product one with weights? A larger constant beside a product may be a first state, and
+    so may zeros."""
     weights = [value for value in operands(node) if _holds_weights(value) and not _is_zero(value)]
     has_matrix = any(len(info.sizes(value)) <= MATRIX for value in weights)
     return has_matrix or (bool(weights) and depths.keys().isdisjoint(node.inputs))
@@ -202,7 +222,9 @@ def _multiplies(node: ir.Node, info: ShapeInfo) -> bool:
 
 
 def _is_exit(value: ir.Value, depths: Mapping[ir.Value, int]) -> bool:
-    return value.is_graph_output() or not all(_stays_deep(reader, depths) for reader, _ in value.uses())
+    return value.is_graph_output() or not all(
+        _stays_deep(reader, depths) for reader, _ in value.uses()
+    )
 
 
 def _stays_deep(node: ir.Node, depths: Mapping[ir.Value, int]) -> bool:
@@ -216,8 +238,8 @@ def _is_deep(node: ir.Node, depths: Mapping[ir.Value, int]) -> bool:
 
 
 def _groups(exits: Sequence[ir.Value], depths: Mapping[ir.Value, int]) -> list[list[ir.Node]]:
-    """The nodes that give values of depth 1 or more, from which exits are made: those of exits that need a common node
-    together."""
+    """The nodes that give values of depth 1 or more, from which exits are made: those of exits that
+    need a common node together."""
     group_of = dict[ir.Node, list[ir.Node]]()
     groups: list[list[ir.Node]] = []
     for value in exits:
@@ -243,9 +265,11 @@ def _deep_readers(node: ir.Node, depths: Mapping[ir.Value, int]) -> list[ir.Node
     return [reader for reader in readers_of(deep) if _is_deep(reader, depths)]
 
 
-def _cone(exits: Iterable[ir.Value], depths: Mapping[ir.Value, int], graph: ir.Graph, info: ShapeInfo) -> set[ir.Node]:
-    """The nodes that are evaluated to know the exits: those that are followed, and the unknown functions. Of too many
-    nodes it is a part that is too large."""
+def _cone(
+    exits: Iterable[ir.Value], depths: Mapping[ir.Value, int], graph: ir.Graph, info: ShapeInfo
+) -> set[ir.Node]:
+    """The nodes that are evaluated to know the exits: those that are followed, and the unknown
+    functions. Of too many nodes it is a part that is too large."""
 
     def evaluated(values: Iterable[ir.Value]) -> list[ir.Node]:
         makers = (maker for maker in makers_of(values) if maker.graph is graph)

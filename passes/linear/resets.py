@@ -1,20 +1,24 @@
-"""Resets: tokens in front of which the state becomes 0, such as the first one of each document in a packed sequence.
+"""Resets: tokens in front of which the state becomes 0, such as the first one of each document in a
+packed sequence.
 
-Grammar of what is found, in a loop, or at each token of an unrolled one; the code cites the numbers of the cases:
+Grammar of what is found, in a loop, or at each token of an unrolled one; the code cites the numbers
+of the cases:
 
     reset :=
       1     Where(truth, 0, state) | Where(truth, state, 0)
-      2   | Mul(state, factor)     the factor is 1 or 0: Cast(truth), 1 - Cast(truth), Where(truth, 0, 1), and others
+      2   | Mul(state, factor)     the factor is 1 or 0: Cast(truth), 1 - Cast(truth), Where(truth,
+                                   0, 1), and others
     truth :=
       3     a truth value for each token, or for each token and head, of the graph itself
-      4   | chain(tensor)          made of such a tensor element by element, with single numbers: Not(first),
-                                   Equal(position, 0)
+      4   | chain(tensor)          made of such a tensor element by element, with single numbers:
+                                   Not(first), Equal(position, 0)
 
-In the proof a truth value is an unknown number c: Not(c) is 1 - c, Cast(c) is c, and Where(c, x, y) is c x + (1 - c) y
-(operators.py). What is equal for every c is equal for 0 and 1. So a reset is a decay of 1 - c, or of c, beside the one
-that the attention has, and the operator gets a log decay of minus infinity. It multiplies the state by 0, as case 2
-does. Case 1 also ends NaN and infinity, which 0 does not. So what is chosen by a truth value, other than of two finite
-constants, is only fused where all numbers are finite (emit.py).
+In the proof a truth value is an unknown number c: Not(c) is 1 - c, Cast(c) is c, and Where(c, x, y)
+is c x + (1 - c) y (operators.py). What is equal for every c is equal for 0 and 1. So a reset is a
+decay of 1 - c, or of c, beside the one that the attention has, and the operator gets a log decay of
+minus infinity. It multiplies the state by 0, as case 2 does. Case 1 also ends NaN and infinity,
+which 0 does not. So what is chosen by a truth value, other than of two finite constants, is only
+fused where all numbers are finite (emit.py).
 """
 
 from __future__ import annotations
@@ -50,7 +54,8 @@ class Truth:
     steps: tuple[ir.Node, ...]
 
     def at(self, point: Evaluation) -> Tensor | None:
-        """The truth values at a point; None where they are not known there, or are the same in every run."""
+        """The truth values at a point; None where they are not known there, or are the same in
+        every run."""
         try:
             tensor = point.tensor(self.source)
             for node in self.steps:
@@ -64,8 +69,8 @@ class Truth:
 
 @dataclass(frozen=True)
 class Reset:
-    """The state becomes 0 where the truth holds; where `is_kept`, it does where it does not hold. `operand` says how
-    the axes lie in the truth values."""
+    """The state becomes 0 where the truth holds; where `is_kept`, it does where it does not hold.
+    `operand` says how the axes lie in the truth values."""
 
     truth: Truth
     operand: Operand
@@ -75,7 +80,8 @@ class Reset:
 
 
 def read_reset(reset: Reset, point: Evaluation, sizes: Sizes) -> np.ndarray | None:
-    """What the state is multiplied by, [B,T,H]. None where the truth values do not fit the sizes."""
+    """What the state is multiplied by, [B,T,H]. None where the truth values do not fit the
+    sizes."""
     numbers = if_known(Tensor.numbers, reset.truth.at(point))
     array = if_known(arranged_as, numbers, reset.operand, sizes)
     if array is None:
@@ -92,13 +98,18 @@ def truths_of(region: Region, info: ShapeInfo) -> list[Truth]:
     uses = [node for node in region.nodes if _may_reset(node, region.depth, info)]
     uses += [node for node in inner if _may_reset(node, lambda _: 1, info)]
     read = dict.fromkeys(without_none(node.inputs[0] for node in uses))
-    found = (truth for value in read for truth in _chains(value, owners) if not region.depth(truth.source))
+    found = (
+        truth
+        for value in read
+        for truth in _chains(value, owners)
+        if not region.depth(truth.source)
+    )
     return [*islice(dict.fromkeys(found), MOST_TRUTHS)]
 
 
 def _may_reset(node: ir.Node, depth: Callable[[ir.Value], int], info: ShapeInfo) -> bool:
-    """Does a node choose by truth values what may be a state, or make factors of them? What it chooses from two
-    operands is an operand."""
+    """Does a node choose by truth values what may be a state, or make factors of them? What it
+    chooses from two operands is an operand."""
     if is_op(node, "Cast"):
         return info.dtype(node.inputs[0]) == ir.DataType.BOOL  # 2
     if not is_op(node, "Where"):
@@ -108,7 +119,8 @@ def _may_reset(node: ir.Node, depth: Callable[[ir.Value], int], info: ShapeInfo)
 
 
 def _chains(value: ir.Value | None, owners: Mapping[ir.Graph, ir.Node]) -> Iterator[Truth]:
-    """The values of the graph that a value is made of element by element, the nearest first, with what makes it."""
+    """The values of the graph that a value is made of element by element, the nearest first, with
+    what makes it."""
     steps = list[ir.Node]()
     while value is not None:
         node = value.producer()

@@ -1,5 +1,6 @@
-"""The search for the operands of a linear attention at one random point: all that fit are tried, on the first token
-first, and then on all of them. What it finds is a proof at this point; proof.py repeats it at others.
+"""The search for the operands of a linear attention at one random point: all that fit are tried, on
+the first token first, and then on all of them. What it finds is a proof at this point; proof.py
+repeats it at others.
 
 Grammar of what is found, each value in any arrangement; the code cites the numbers of the cases:
 
@@ -7,8 +8,8 @@ Grammar of what is found, each value in any arrangement; the code cites the numb
       1     query, key         with as many heads as the value, or a divisor of them
       2   | value
       3   | state              or none, where the first state is 0
-      4   | decay              its logarithm or its power, which is never negative, one for each head or for each key
-                               dimension, or none
+      4   | decay              its logarithm or its power, which is never negative, one for each
+                               head or for each key dimension, or none
       8   | reset              a decay that is 0 or 1, beside the other one or alone (resets.py)
       5   | factor             beta, or a factor of the value where nothing is corrected, or none
       7   | write, read        of a correction of rank one (corrections.py), where nothing else fits
@@ -39,8 +40,8 @@ from fa_compiler.passes.linear.tensors import Tensor
 from fa_compiler.passes.values.bounds import Bounds
 
 MOST_WORK = 15_000_000
-"""So many numbers are computed in one search: one to two seconds, where nothing fits. Files in which the tokens are as
-many as the heads or as the dimensions of a head need most of them."""
+"""So many numbers are computed in one search: one to two seconds, where nothing fits. Files in
+which the tokens are as many as the heads or as the dimensions of a head need most of them."""
 FIRST_SHARE = 500_000
 MOST_CORRECTED = 8_000_000
 """So many more are computed in the search for a correction of rank one, which comes last."""
@@ -62,7 +63,8 @@ STATE_ORDERS = "bhkv"
 
 @dataclass(frozen=True)
 class State:
-    """A value as a state. `order` names its axes: k are the dimensions of a key, v those of a value."""
+    """A value as a state. `order` names its axes: k are the dimensions of a key, v those of a
+    value."""
 
     value: ir.Value
     order: str
@@ -117,12 +119,18 @@ class _Reader:
     def tokens(self, found: Found) -> Tokens:
         """The numbers of all operands."""
         query, key, value = map(self.heads, (found.query, found.key, found.value))
-        state = if_known(lambda given: _fitting(read_state(given, self.point, self.sizes)), found.state)
+        state = if_known(
+            lambda given: _fitting(read_state(given, self.point, self.sizes)), found.state
+        )
         decay, factor = (if_known(self.rows, operand) for operand in (found.decay, found.factor))
         if found.reset is not None:
             decay = _decayed_twice(decay, _fitting(read_reset(found.reset, self.point, self.sizes)))
-        tokens = Tokens(query, key, value, state, if_known(_for_dimensions, decay), factor, found.is_delta)
-        return tokens if found.correction is None else self._with_correction(tokens, found.correction)
+        tokens = Tokens(
+            query, key, value, state, if_known(_for_dimensions, decay), factor, found.is_delta
+        )
+        return (
+            tokens if found.correction is None else self._with_correction(tokens, found.correction)
+        )
 
     def _with_correction(self, tokens: Tokens, correction: Correction) -> Tokens:
         """The numbers with those of a correction."""
@@ -130,7 +138,9 @@ class _Reader:
         if correction.gate is not None:
             write = times(write, self.heads(correction.gate))
         signed = reduced(-write) if correction.is_subtracted else write
-        return replace(tokens, write=signed, read=held, reads_before_decay=correction.reads_before_decay)
+        return replace(
+            tokens, write=signed, read=held, reads_before_decay=correction.reads_before_decay
+        )
 
     def heads(self, operand: Operand) -> np.ndarray:
         """An operand of each head, as often as heads of the value share one of its own."""
@@ -175,7 +185,8 @@ def _along(array: np.ndarray, sizes: Sizes) -> np.ndarray:
 
 @dataclass
 class Search:
-    """The search at one point. `values` may be operands, each with the number of products between it and the region:
+    """The search at one point. `values` may be operands, each with the number of products between
+    it and the region:
     queries and keys enter it as they are, values after at most one product."""
 
     point: Evaluation
@@ -192,8 +203,9 @@ class Search:
     """The choices of outputs and sizes."""
 
     def find(self, outputs: Iterable[ir.Value]) -> Iterator[tuple[Found, Sizes]]:
-        """All that fits one of these outputs. Those whose heads are an axis come first: there is less to try. Heads of
-        one value, channels with decays of their own, are tried last, and only where a tensor can hold these decays."""
+        """All that fits one of these outputs. Those whose heads are an axis come first: there is
+        less to try. Heads of one value, channels with decays of their own, are tried last, and only
+        where a tensor can hold these decays."""
         ordered = sorted(outputs, key=lambda value: len(self.point.tensor(value).shape) <= MERGED)
         trials = dict.fromkeys(
             (hypothesis, replace(sizes, key=key_size))
@@ -217,7 +229,9 @@ class Search:
             self.limit = min(last, self.work + CORRECTED_SHARE)
             yield from ((found, sizes) for found in self._corrected(hypothesis, sizes))
 
-    def _hypotheses(self, output: ir.Value, named: Mapping[int, Sequence[str]]) -> Iterator[tuple[Operand, Sizes]]:
+    def _hypotheses(
+        self, output: ir.Value, named: Mapping[int, Sequence[str]]
+    ) -> Iterator[tuple[Operand, Sizes]]:
         """What the dimensions of an output can be."""
         tensor = self.point.tensor(output)
         if not tensor.is_varied:
@@ -244,13 +258,16 @@ class Search:
         """Is there a tensor that can hold the logarithm of a decay for each key dimension?"""
         count = sizes.batch * sizes.tokens * sizes.heads * sizes.key
         exponents = (value for value in self.values if value in self.point.exponents)
-        return sizes.key > 1 and any(math.prod(self.point.tensor(value).shape) == count for value in exponents)
+        return sizes.key > 1 and any(
+            math.prod(self.point.tensor(value).shape) == count for value in exponents
+        )
 
     def _operands(
         self, sizes: Sizes, letters: str, heads: Sequence[int], furthest: int = 0
     ) -> list[tuple[Operand, np.ndarray]]:
-        """The values with these axes, each content once, by the value that stands first in the graph. Those that stand
-        first come first. There are at most so many products between them and the region."""
+        """The values with these axes, each content once, by the value that stands first in the
+        graph. Those that stand first come first. There are at most so many products between them
+        and the region."""
         found = dict[bytes, tuple[Operand, np.ndarray]]()
         near = (value for value, steps in self.values.items() if steps <= furthest)
         wide = {"d": sizes.key, "e": sizes.value}[letters[-1]]
@@ -274,7 +291,11 @@ class Search:
         dimension."""
         found = dict[bytes, tuple[Operand, np.ndarray]]()
         for value in self.values:
-            if logarithmic and value not in self.point.exponents and value not in self.point.powers.tables:
+            if (
+                logarithmic
+                and value not in self.point.exponents
+                and value not in self.point.powers.tables
+            ):
                 continue
             for operand in self._narrow_forms(value, sizes, logarithmic):
                 shown = self._read(operand, sizes)
@@ -288,12 +309,20 @@ class Search:
         shape, numbers = tensor.shape, tensor.numbers()
         if numbers is None or not self._may_decay(value, tensor, logarithmic):
             return
-        along = [(True, True)] if tensor.exact is None else [(True, True), (False, True), (False, False)]
+        along = (
+            [(True, True)]
+            if tensor.exact is None
+            else [(True, True), (False, True), (False, False)]
+        )
         for count in range(min(CUTS, len(shape))):
             if count and shape[-count] == 1:
                 break
             plain = [Operand(value, "", sizes.heads, count, *has, logarithmic) for has in along]
-            forms = [form for each in plain for form in _in_orders(each, shape[: len(shape) - count], sizes)]
+            forms = [
+                form
+                for each in plain
+                for form in _in_orders(each, shape[: len(shape) - count], sizes)
+            ]
             if forms and count and self._cut(numbers, count) is None:
                 break
             yield from forms
@@ -305,14 +334,16 @@ class Search:
         return same
 
     def _read(self, operand: Operand, sizes: Sizes) -> np.ndarray | None:
-        """The first two tokens and the last one. Of operands that differ in other tokens only, one is tried."""
+        """The first two tokens and the last one. Of operands that differ in other tokens only, one
+        is tried."""
         array = read(operand, self.point, sizes)
         if array is None:
             return None
         return _repeated(array[:, _shown(array.shape[1])], sizes)
 
     def _may_decay(self, value: ir.Value, tensor: Tensor, logarithmic: bool) -> bool:
-        """Can a value be a decay? Of numbers that are the same in every run, those of tables are logarithms."""
+        """Can a value be a decay? Of numbers that are the same in every run, those of tables are
+        logarithms."""
         array = tensor.exact
         if array is None:
             return True
@@ -346,8 +377,10 @@ class Search:
         self.work += firsts.size
         without_state = firsts.fitting(None, self.scales)
         states = self._states(sizes)
-        for (state, first), (decay, reset, power) in product(states, choices.decays):  # 3, 4 and 8: or none
-            if first is None and sizes.tokens == 1:  # what 0 decays by does not show, but for NaN and infinity
+        # 3, 4 and 8: or none
+        for (state, first), (decay, reset, power) in product(states, choices.decays):
+            # what 0 decays by does not show, but for NaN and infinity
+            if first is None and sizes.tokens == 1:
                 continue
             fits = without_state
             if first is not None:
@@ -363,26 +396,37 @@ class Search:
 
     def _corrected(self, output: Operand, sizes: Sizes) -> Iterator[Found]:
         """What fits an output of these sizes with a correction of rank one."""  # 7
-        choices = self.known.get((output, sizes)) if sizes.value > 1 and self.work < self.limit else None
+        choices = (
+            self.known.get((output, sizes)) if sizes.value > 1 and self.work < self.limit else None
+        )
         if choices is None:
             return
         own, starts = [*self._few_scales], self._starts(choices, sizes)
-        reads = self._operands(sizes, "bthd", _key_heads(sizes), 1)  # the product of a row with the first state is near
+        # the product of a row with the first state is near
+        reads = self._operands(sizes, "bthd", _key_heads(sizes), 1)
         for (state, start, place), (decay, reset, power) in product(starts, choices.decays):
             token = choices.token(place, start, power, [array for _, array in reads])
             self.work += EACH + token.work(len(own))
             if self.work > self.limit:
                 return
             for fit in token.fitting(own):
-                found = choices.with_correction(fit, [operand for operand, _ in reads], self.scales, output)
+                found = choices.with_correction(
+                    fit, [operand for operand, _ in reads], self.scales, output
+                )
                 whole = replace(found, state=state, decay=decay, reset=reset)
                 if self._checked(whole, choices.goal, sizes):
                     yield whole
 
-    def _starts(self, choices: _Choices, sizes: Sizes) -> list[tuple[State | None, np.ndarray, int]]:
-        """The states of a few heads in front of a token that shows a correction, and the place of this token: the first
-        states, and those that the first token writes where there is none."""
-        found = [(state, _few(columns(first)), 0) for state, first in self._states(sizes) if first is not None]
+    def _starts(
+        self, choices: _Choices, sizes: Sizes
+    ) -> list[tuple[State | None, np.ndarray, int]]:
+        """The states of a few heads in front of a token that shows a correction, and the place of
+        this token: the first states, and those that the first token writes where there is none."""
+        found = [
+            (state, _few(columns(first)), 0)
+            for state, first in self._states(sizes)
+            if first is not None
+        ]
         if sizes.tokens > 1:
             fits = choices.firsts.fitting(None, self.scales)
             written = dict.fromkeys((fit.key, fit.factor, fit.value) for fit in fits)
@@ -399,7 +443,11 @@ class Search:
         goal = columns(wanted)
         direct = self._narrow(sizes, False)
         factors: list[tuple[Operand | None, np.ndarray]] = [(None, np.ones_like(goal))]  # 5: none
-        factors += [(each, array) for each, array in direct if array.ndim == 3 and each.has_tokens and each.has_batch]
+        factors += [
+            (each, array)
+            for each, array in direct
+            if array.ndim == 3 and each.has_tokens and each.has_batch
+        ]
         powers = [(each, array) for each, array in direct if self._has_logarithm(each.value)]
         decays = [*self._narrow(sizes, True), *powers, (None, None)]
         return _Choices(goal, keys, values, factors, [*self._with_resets(decays, sizes)])
@@ -416,11 +464,16 @@ class Search:
     def _resets(self, sizes: Sizes) -> list[tuple[Reset, np.ndarray]]:
         """What the truth values can leave of each state, each content once."""
         found = dict[bytes, tuple[Reset, np.ndarray]]()
-        for truth, (has_batch, heads) in product(self.truths, ((True, 1), (True, sizes.heads), (False, 1))):
-            if sizes.tokens == 1 or (tensor := truth.at(self.point)) is None:  # of one token the state is another one
+        for truth, (has_batch, heads) in product(
+            self.truths, ((True, 1), (True, sizes.heads), (False, 1))
+        ):
+            # of one token the state is another one
+            if sizes.tokens == 1 or (tensor := truth.at(self.point)) is None:
                 continue
             operand = Operand(truth.source, "", heads, has_batch=has_batch)
-            for order, is_kept in product(orders(tensor.shape, rows_of(operand, sizes)), (False, True)):
+            for order, is_kept in product(
+                orders(tensor.shape, rows_of(operand, sizes)), (False, True)
+            ):
                 reset = Reset(truth, replace(operand, order=order), is_kept, tensor.shape)
                 kept = read_reset(reset, self.point, sizes)
                 if kept is not None:
@@ -466,7 +519,10 @@ class Search:
         tokens = tokens_of(found, self.point, sizes)
         for length in (min(FIRST_TOKENS, sizes.tokens), sizes.tokens):
             self.work += length * TOKEN
-            if tokens is None or not (scaled(recurrence(tokens, length), found) == goal[:, :length]).all():
+            if (
+                tokens is None
+                or not (scaled(recurrence(tokens, length), found) == goal[:, :length]).all()
+            ):
                 return False
         return True
 
@@ -486,7 +542,8 @@ class _Fit:
 
 @dataclass(frozen=True)
 class _Choices:
-    """The values that can be each operand, with their numbers, and a random sum of the columns of the output."""
+    """The values that can be each operand, with their numbers, and a random sum of the columns of
+    the output."""
 
     goal: np.ndarray
     keys: Sequence[tuple[Operand, np.ndarray]]
@@ -512,34 +569,74 @@ class _Choices:
             np.stack([_few(array[:, place]) for _, array in self.factors]),
         )
 
-    def token(self, place: int, before: np.ndarray, power: np.ndarray | None, reads: Sequence[np.ndarray]) -> Token:
-        """A token of a few heads, with the state before it, the powers of all decays, and rows that may read it."""
+    def token(
+        self, place: int, before: np.ndarray, power: np.ndarray | None, reads: Sequence[np.ndarray]
+    ) -> Token:
+        """A token of a few heads, with the state before it, the powers of all decays, and rows that
+        may read it."""
         first = self.seconds if place else self.firsts
         rows = np.stack([_few(array[:, place]) for array in reads])
-        return Token(first.goal, first.keys, first.values, rows, before, _decayed(before, power, place))
+        return Token(
+            first.goal, first.keys, first.values, rows, before, _decayed(before, power, place)
+        )
 
     def with_correction(
         self, fit: Fit, reads: Sequence[Operand], scales: Mapping[int, float], output: Operand
     ) -> Found:
         """The operands of what fits a token with a correction that one of `reads` reads."""
-        query, key, value = self.keys[fit.query][0], self.keys[fit.key][0], self.values[fit.value][0]
+        query, key, value = (
+            self.keys[fit.query][0],
+            self.keys[fit.key][0],
+            self.values[fit.value][0],
+        )
         held, own = reads[fit.read], len(self.keys)
-        write, gate = (self.keys[fit.write][0], None) if fit.write < own else (held, reads[fit.write - own])
+        write, gate = (
+            (self.keys[fit.write][0], None) if fit.write < own else (held, reads[fit.write - own])
+        )
         correction = Correction(write, gate, held, fit.is_subtracted, fit.reads_before_decay)
-        return Found(query, key, value, None, None, None, False, scales[fit.ratio], fit.ratio, output, correction)
+        return Found(
+            query,
+            key,
+            value,
+            None,
+            None,
+            None,
+            False,
+            scales[fit.ratio],
+            fit.ratio,
+            output,
+            correction,
+        )
 
-    def found(self, fits: Sequence[_Fit], scales: Mapping[int, float], output: Operand) -> Iterator[Found]:
+    def found(
+        self, fits: Sequence[_Fit], scales: Mapping[int, float], output: Operand
+    ) -> Iterator[Found]:
         """The operands of what fits the first token."""
         for fit in fits:
-            query, key, value = self.keys[fit.query][0], self.keys[fit.key][0], self.values[fit.value][0]
+            query, key, value = (
+                self.keys[fit.query][0],
+                self.keys[fit.key][0],
+                self.values[fit.value][0],
+            )
             factor = self.factors[fit.factor][0]
-            yield Found(query, key, value, None, None, factor, fit.is_delta, scales[fit.ratio], fit.ratio, output)
+            yield Found(
+                query,
+                key,
+                value,
+                None,
+                None,
+                factor,
+                fit.is_delta,
+                scales[fit.ratio],
+                fit.ratio,
+                output,
+            )
 
 
 @dataclass(frozen=True)
 class _Firsts:
-    """The first token of a few heads: the output [B], and the keys and queries [l,B,D], values [n,B] and factors [m,B]
-    that it may be made of."""
+    """The first token of a few heads: the output [B], and the keys and queries [l,B,D], values
+    [n,B] and factors [m,B] that it may be made of."""
 
     goal: np.ndarray
     keys: np.ndarray
@@ -561,8 +658,9 @@ class _Firsts:
         return times(self.keys[key], times(self.factors[factor], self.values[value])[..., None])
 
     def fitting(self, start: np.ndarray | None, scales: Mapping[int, float]) -> list[_Fit]:
-        """What makes the output a scale times what the recurrence gives, [query, key, factor, value, B]. Of outputs of
-        one number everything does so by some number, and few by a scale."""
+        """What makes the output a scale times what the recurrence gives, [query, key, factor,
+        value, B]. Of outputs of one number everything does so by some number, and few by a
+        scale."""
         factors, goal = self.factors[None, None, :, None], self.goal
         fits: list[_Fit] = []
         for is_delta in (False, True):
@@ -574,13 +672,17 @@ class _Firsts:
             got = times(times(factors, written), self._attended)
             if start is not None:
                 got = reduced(got + dot(self.keys, start)[:, None, None, None])
-            same = (times(got, goal[:1]) == times(got[..., :1], goal)).all(axis=-1) & (got[..., 0] != 0)
+            same = (times(got, goal[:1]) == times(got[..., :1], goal)).all(axis=-1) & (
+                got[..., 0] != 0
+            )
             places, known = np.argwhere(same), np.array([*scales], np.int64)
             are_scales = times(got[..., 0][same][:, None], known) == goal[0]
             are_fits = are_scales.any(axis=1) & (places[:, 0] != places[:, 1])
             ratios = known[are_scales[are_fits].argmax(axis=1)] if len(known) else known
             for (query, key, factor, value), ratio in zip(places[are_fits], ratios, strict=True):
-                fits.append(_Fit(is_delta, int(query), int(key), int(factor), int(value), int(ratio)))
+                fits.append(
+                    _Fit(is_delta, int(query), int(key), int(factor), int(value), int(ratio))
+                )
         if start is None:
             fits += [replace(fit, is_delta=True) for fit in fits]
         return sorted(fits, key=lambda fit: fit.factor)
@@ -598,7 +700,8 @@ def scaled(outcome: Outcome, found: Found) -> np.ndarray:
 
 
 def _in_orders(operand: Operand, shape: Sequence[int], sizes: Sizes) -> Iterator[Operand]:
-    """An operand of one number for each head, or also for each key dimension, in the orders that its shape allows."""
+    """An operand of one number for each head, or also for each key dimension, in the orders that
+    its shape allows."""
     own = rows_of(operand, sizes)
     found = orders(shape, own)
     if sizes.key > 1 and operand.cut == 0:
@@ -618,7 +721,8 @@ def _few(array: np.ndarray) -> np.ndarray:
 
 
 def _decayed(state: np.ndarray, power: np.ndarray | None, place: int) -> np.ndarray:
-    """The state of a few heads after the decay of a token: a number for each head, or for each key dimension."""
+    """The state of a few heads after the decay of a token: a number for each head, or for each key
+    dimension."""
     if power is None:
         return state
     decay = _few(power[:, place])

@@ -1,8 +1,9 @@
-"""Tensors at a random point: what is known of the elements of a value when the inputs of a graph are random numbers.
+"""Tensors at a random point: what is known of the elements of a value when the inputs of a graph
+are random numbers.
 
-A tensor whose elements are the same in every run is `exact`. Every other one holds its elements modulo `PRIME`, and,
-where it is known as a sum of other values, its elements as exponents, modulo `ORDER`. As an exponent an element may be
-minus infinity, which is how masks spell e^x = 0.
+A tensor whose elements are the same in every run is `exact`. Every other one holds its elements
+modulo `PRIME`, and, where it is known as a sum of other values, its elements as exponents, modulo
+`ORDER`. As an exponent an element may be minus infinity, which is how masks spell e^x = 0.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ import numpy as np
 
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.ir.nodes import all_known, without_none
-from fa_compiler.passes.linear.field import ORDER, hashed, inverse, of_numbers, power, reduced, times
+from fa_compiler.passes.linear.field import (
+    ORDER,
+    hashed,
+    inverse,
+    of_numbers,
+    power,
+    reduced,
+    times,
+)
 
 EXPONENT_SEED = 0x5EED
 """Of the numbers that values have as exponents where they are no sums of others."""
@@ -34,7 +43,8 @@ class UnknownError(FailedError):
 
 @dataclass(frozen=True)
 class Exponents:
-    """Elements as exponents modulo ORDER. `blocked` marks those that are minus infinity; None where there are none."""
+    """Elements as exponents modulo ORDER. `blocked` marks those that are minus infinity; None where
+    there are none."""
 
     numbers: np.ndarray
     blocked: np.ndarray | None = None
@@ -66,7 +76,8 @@ class Tensor:
 
     @property
     def integers(self) -> np.ndarray | None:
-        """The elements, if they are integers that are the same in every run; truth values are none."""
+        """The elements, if they are integers that are the same in every run; truth values are
+        none."""
         return self.exact if self.exact is not None and self.exact.dtype.kind in "iu" else None
 
     def numbers(self) -> np.ndarray | None:
@@ -76,13 +87,15 @@ class Tensor:
         return self.field
 
     def exponents(self) -> Exponents | None:
-        """The elements as exponents. An element that is no sum of others is an unknown of its own."""
+        """The elements as exponents. An element that is no sum of others is an unknown of its
+        own."""
         if self.sums is None:
             self.sums = self._own_exponents()
         return self.sums
 
     def powers(self) -> np.ndarray | None:
-        """e to the elements, modulo PRIME; None where one is minus infinity, or is not known as an exponent."""
+        """e to the elements, modulo PRIME; None where one is minus infinity, or is not known as an
+        exponent."""
         sums = self.exponents()
         if self.raised is None and sums is not None and sums.blocked is None:
             self.raised = power(sums.numbers)
@@ -98,7 +111,11 @@ class Tensor:
 
     def _own_exponents(self) -> Exponents | None:
         if self.exact is None:
-            return None if self.field is None else Exponents(hashed([self.field], EXPONENT_SEED, ORDER))
+            return (
+                None
+                if self.field is None
+                else Exponents(hashed([self.field], EXPONENT_SEED, ORDER))
+            )
         if self.exact.dtype.kind != "f":
             return None
         wide = self.exact.astype(np.float64)
@@ -132,7 +149,8 @@ def least_scale(tensors: Sequence[Tensor]) -> float:
 
 
 def moved(sources: Sequence[Tensor], move: Callable[..., np.ndarray], with_sums: bool) -> Tensor:
-    """What an operator makes that only moves elements of its sources: `move` does it with arrays."""
+    """What an operator makes that only moves elements of its sources: `move` does it with
+    arrays."""
     exacts = all_known(source.exact for source in sources)
     if exacts is not None:
         return exact(np.asarray(move(*exacts)))
@@ -147,14 +165,19 @@ def moved(sources: Sequence[Tensor], move: Callable[..., np.ndarray], with_sums:
     return Tensor(shape)
 
 
-def _moved_sums(sources: Sequence[Exponents | None], move: Callable[..., np.ndarray]) -> Exponents | None:
+def _moved_sums(
+    sources: Sequence[Exponents | None], move: Callable[..., np.ndarray]
+) -> Exponents | None:
     known = all_known(sources)
     if known is None:
         return None
     numbers = np.asarray(move(*(source.numbers for source in known)))
     if all(source.blocked is None for source in known):
         return Exponents(numbers)
-    marks = [np.zeros(source.numbers.shape, bool) if source.blocked is None else source.blocked for source in known]
+    marks = [
+        np.zeros(source.numbers.shape, bool) if source.blocked is None else source.blocked
+        for source in known
+    ]
     return Exponents(numbers, np.asarray(move(*marks)))
 
 
@@ -196,7 +219,11 @@ def multiplied(left: Tensor, right: Tensor, with_sums: bool) -> Tensor:
 
 
 def _is_whole(array: np.ndarray) -> bool:
-    return bool(np.isfinite(array).all() and (array == np.round(array)).all() and (np.abs(array) < 1 << 30).all())
+    return bool(
+        np.isfinite(array).all()
+        and (array == np.round(array)).all()
+        and (np.abs(array) < 1 << 30).all()
+    )
 
 
 def _scaled(sums: Exponents | None, factors: np.ndarray) -> Exponents | None:
@@ -221,7 +248,8 @@ def divided(left: Tensor, right: Tensor) -> Tensor:
 
 
 def summed(source: Tensor, total: Callable[[np.ndarray], np.ndarray], with_sums: bool) -> Tensor:
-    """What an operator makes that adds elements: `total` does it with integers of less than 2^31."""
+    """What an operator makes that adds elements: `total` does it with integers of less than
+    2^31."""
     if source.exact is not None:
         return exact(np.asarray(total(source.exact)).astype(source.exact.dtype))
     field, sums = source.numbers(), source.exponents() if with_sums else None
@@ -231,7 +259,9 @@ def summed(source: Tensor, total: Callable[[np.ndarray], np.ndarray], with_sums:
         result.field = reduced(np.asarray(total(field)))
     if sums is not None:
         numbers = reduced(np.asarray(total(sums.numbers)), ORDER)
-        blocked = None if sums.blocked is None else np.asarray(total(sums.blocked.astype(np.int64))) > 0
+        blocked = (
+            None if sums.blocked is None else np.asarray(total(sums.blocked.astype(np.int64))) > 0
+        )
         result.sums = Exponents(numbers, blocked)
     return result
 

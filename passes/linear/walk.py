@@ -1,18 +1,22 @@
-"""A walk over all lengths: the numbers of a region that depend on nothing but a length, at each length in turn.
+"""A walk over all lengths: the numbers of a region that depend on nothing but a length, at each
+length in turn.
 
-A length may go through any arithmetic before a comparison, an index or a factor meets it: quotients of quotients,
-remainders of multiples, floats that are rounded or become infinite, integers that wrap, a table that is read at one
-place. No formula tells where such a number changes. So the small numbers are computed at every length:
+A length may go through any arithmetic before a comparison, an index or a factor meets it: quotients
+of quotients, remainders of multiples, floats that are rounded or become infinite, integers that
+wrap, a table that is read at one place. No formula tells where such a number changes. So the small
+numbers are computed at every length:
 
     1     the lengths from 1 to `WALKED`, and those around each power of 2 up to 2^`DOUBLED`
-    2     a number is followed where its shape is the same at all lengths, and it has at most `SMALL` elements. What it
-          is made of may have up to `LARGEST`, such as a Range over the tokens that is summed
-    3     a length is like another one where all numbers differ from those at the length before by the same, and the
-          numbers that have few values have the same one. The first length of each kind is one at which the region
-          `turns`
-    4     a small number that varies and cannot be followed makes the region unclear: what a Loop or an If gives, and
-          what is made of too many elements. So do too many kinds, as of a square
-    5     what can be computed at all lengths at once (columns.py) is computed at each one up to `FAR`
+    2     a number is followed where its shape is the same at all lengths, and it has at most
+          `SMALL` elements. What it is made of may have up to `LARGEST`, such as a Range over the
+          tokens that is summed
+    3     a length is like another one where all numbers differ from those at the length before by
+          the same, and the numbers that have few values have the same one. The first length of each
+          kind is one at which the region `turns`
+    4     a small number that varies and cannot be followed makes the region unclear: what a Loop or
+          an If gives, and what is made of too many elements. So do too many kinds, as of a square
+    5     what can be computed at all lengths at once (columns.py) is computed at each one up to
+          `FAR`
 
 Whether the region is right where it turns is for the points at these lengths to say.
 """
@@ -28,7 +32,15 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.ir.nodes import STANDARD, constant, is_op, subgraphs, without_none
-from fa_compiler.passes.linear.columns import Column, Ragged, Rows, at_once, exact_results, of_lengths, of_sizes
+from fa_compiler.passes.linear.columns import (
+    Column,
+    Ragged,
+    Rows,
+    at_once,
+    exact_results,
+    of_lengths,
+    of_sizes,
+)
 from fa_compiler.passes.linear.field import hashed
 from fa_compiler.passes.linear.meetings import SMALL
 from fa_compiler.passes.linear.operators import EXACT, RULES
@@ -53,12 +65,14 @@ SEED = 0x3A1F
 def lengths_walked(until: int = WALKED) -> np.ndarray:
     """The lengths that are walked over, where each one up to `until` is."""
     around = {(1 << power) + step for power in range(1, DOUBLED + 1) for step in (-2, -1, 0, 1)}
-    return np.array(sorted({*range(1, until + 1), *(length for length in around if length > 0)}))  # 1
+    # 1
+    return np.array(sorted({*range(1, until + 1), *(length for length in around if length > 0)}))
 
 
 @dataclass(frozen=True)
 class Walk:
-    """The numbers of these nodes, where the sizes of `names` are the length, and others what they are in `sizes`."""
+    """The numbers of these nodes, where the sizes of `names` are the length, and others what they
+    are in `sizes`."""
 
     nodes: Sequence[ir.Node]
     info: ShapeInfo
@@ -69,10 +83,12 @@ class Walk:
 
     @cached_property
     def turns(self) -> set[int] | None:
-        """The lengths at which the region may begin to compute something else; None where there are too many."""
+        """The lengths at which the region may begin to compute something else; None where there are
+        too many."""
         failing = np.setdiff1d(lengths_walked(), self._near.lengths)
         found = {*map(int, np.intersect1d(self._near.lengths + 1, failing))}  # the first ones
-        for numbers in (self._near, _Numbers(self, lengths_walked(FAR), is_far=True)):  # 5: far ones
+        # 5: far ones
+        for numbers in (self._near, _Numbers(self, lengths_walked(FAR), is_far=True)):
             turns = numbers.turns()
             if turns is None:
                 return None
@@ -138,7 +154,8 @@ class _Numbers:
         """The first length of each kind; None where there are too many."""
         if not self.kinds or not self.after.size:
             return set()
-        _, first = np.unique(hashed(self.kinds, SEED), return_index=True)  # 3: the first length of each kind
+        # 3: the first length of each kind
+        _, first = np.unique(hashed(self.kinds, SEED), return_index=True)
         if len(first) > MOST_TURNS:  # 4: too many kinds
             return None
         return {*map(int, self.lengths[self.after[first]])}
@@ -157,8 +174,8 @@ class _Numbers:
             self.kinds.extend(self._kinds(numbers, is_op(value.producer(), "Exp")))
 
     def _kinds(self, numbers: np.ndarray, is_exponential: bool) -> Iterator[np.ndarray]:
-        """What tells the lengths in `after` apart, each by a number: how a value differs from that before, and where it
-        has few values, which one it is."""
+        """What tells the lengths in `after` apart, each by a number: how a value differs from that
+        before, and where it has few values, which one it is."""
         if is_exponential:  # of decays: a 0 or an infinity tells, and otherwise the exponent
             numbers = (numbers == 0).astype(np.int8) + 2 * np.isinf(numbers)
         elif numbers.dtype.kind == "b":
@@ -176,7 +193,10 @@ class _Numbers:
 
     def _results(self, node: ir.Node) -> Sequence[Column | Ragged] | None:
         """The results of a node; None where they are not known, or fail at a length."""
-        if is_op(node, "Shape", "Size") and (columns := of_sizes(node, self.walk.info, self.sizes)) is not None:
+        if (
+            is_op(node, "Shape", "Size")
+            and (columns := of_sizes(node, self.walk.info, self.sizes)) is not None
+        ):
             return columns
         operands = [if_known(self._known, value) for value in node.inputs]
         if len(without_none(operands)) < len(without_none(node.inputs)):
@@ -190,9 +210,11 @@ class _Numbers:
     def _one_by_one(
         self, node: ir.Node, operands: Sequence[Column | Ragged | None]
     ) -> Sequence[Column | Ragged] | None:
-        """The results of a node at each length in turn; None where one is not known, too large or fails."""
+        """The results of a node at each length in turn; None where one is not known, too large or
+        fails."""
         rows, failing = list[list[np.ndarray]](), set[int]()
-        for place in range(-1, len(self.lengths)):  # the longest one first, which is too much for most nodes
+        # the longest one first, which is too much for most nodes
+        for place in range(-1, len(self.lengths)):
             tensors = [None if column is None else exact(column.at(place)) for column in operands]
             try:
                 results = exact_results(node, tensors, self.walk.info)
@@ -215,5 +237,9 @@ class _Numbers:
 
 def _numbered(numbers: np.ndarray) -> np.ndarray:
     """A number for each row, the same for equal ones, bit by bit."""
-    wide = numbers.astype(np.float64).view(np.int64) if numbers.dtype.kind == "f" else numbers.astype(np.int64)
+    wide = (
+        numbers.astype(np.float64).view(np.int64)
+        if numbers.dtype.kind == "f"
+        else numbers.astype(np.int64)
+    )
     return hashed([*wide.T], SEED)

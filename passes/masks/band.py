@@ -1,20 +1,24 @@
-"""The band of keys that a structural mask leaves to each query row, and the sparse_mode that expresses it.
+"""The band of keys that a structural mask leaves to each query row, and the sparse_mode that
+expresses it.
 
-With i the row and j the key, both counted from 0, a band keeps the keys with `lower <= j - i <= upper`. The operator's
-modes count from one of two diagonals: that of the top left corner, where j - i = 0, or that of the bottom right corner,
-where j - i = S2 - S1.
+With i the row and j the key, both counted from 0, a band keeps the keys with
+`lower <= j - i <= upper`. The operator's modes count from one of two diagonals: that of the top
+left corner, where j - i = 0, or that of the bottom right corner, where j - i = S2 - S1.
 
     upper 0, no lower                          2   leftUpCausal
     upper S2 - S1, no lower                    3   rightDownCausal
-    each bound a constant away from S2 - S1,   4   band: pre_tockens and next_tockens are the distances, which are
-    or absent                                      negative for a band that lies to one side of that diagonal
+    each bound a constant away from S2 - S1,   4   band: pre_tockens and next_tockens are the
+                                                   distances, which are
+    or absent                                      negative for a band that lies to one side of that
+                                                   diagonal
     upper S2 - S1, no lower, and a prefix      6   prefix: all rows keep the first keys, too
 
-Bounds and sizes are symbolic, so the mode of a band is right in every run. A prefix is a number. The sizes beside it
-have to be numbers, too, because the operator takes no prefix that is longer than the keys or shorter than S2 - S1.
+Bounds and sizes are symbolic, so the mode of a band is right in every run. A prefix is a number.
+The sizes beside it have to be numbers, too, because the operator takes no prefix that is longer
+than the keys or shorter than S2 - S1.
 
-The CPU kernel takes any band, also one that leaves rows or all of them without a key. Ascend's operators fail in a run
-whose band misses the scores (expressible.py).
+The CPU kernel takes any band, also one that leaves rows or all of them without a key. Ascend's
+operators fail in a run whose band misses the scores (expressible.py).
 """
 
 from __future__ import annotations
@@ -49,8 +53,13 @@ class Band:
 
     @property
     def has_diagonal(self) -> bool:
-        """Whether every row i keeps the key i, if there is such a key, in every run. With a prefix the answer is no."""
-        return not self.prefix and _leaves_room(self.upper) and _leaves_room(if_known(operator.neg, self.lower))
+        """Whether every row i keeps the key i, if there is such a key, in every run. With a prefix
+        the answer is no."""
+        return (
+            not self.prefix
+            and _leaves_room(self.upper)
+            and _leaves_room(if_known(operator.neg, self.lower))
+        )
 
     def described(self, rows: Dim, columns: Dim) -> str:
         """The band in words, for scores of these sizes: the keys j that the row i keeps."""
@@ -72,7 +81,8 @@ class Band:
 
 
 def _leaves_room(distance: Dim | None) -> bool:
-    """Is the distance of a bound from what it has to leave never negative? A bound that does not limit has none."""
+    """Is the distance of a bound from what it has to leave never negative? A bound that does not
+    limit has none."""
     return distance is None or distance.is_at_least(0)
 
 
@@ -102,8 +112,9 @@ class SparseMode:
         return self.sparse_mode == WINDOW
 
     def includes(self, window: SparseMode, square: bool) -> bool:
-        """Is this mode causal, or a wider window that ends at the diagonal, and the other one a window that ends there?
-        `square` says that the scores have as many rows as keys, so that both causal modes are one."""
+        """Is this mode causal, or a wider window that ends at the diagonal, and the other one a
+        window that ends there? `square` says that the scores have as many rows as keys, so that
+        both causal modes are one."""
         causal = self.is_last_causal or (self.is_first_causal and square)
         wider = self.is_window and self.next_tockens == 0 and self.pre_tockens >= window.pre_tockens
         return (causal or wider) and window.is_window and window.next_tockens == 0
@@ -128,8 +139,8 @@ class SparseMode:
 
 
 def mode_of(band: Band, rows: Dim, columns: Dim) -> SparseMode | None:
-    """The mode of a band over scores of these sizes. None when the band does not limit, or when no mode expresses it in
-    every run."""
+    """The mode of a band over scores of these sizes. None when the band does not limit, or when no
+    mode expresses it in every run."""
     corner = columns - rows
     if band.is_unlimited:
         return None
@@ -139,16 +150,21 @@ def mode_of(band: Band, rows: Dim, columns: Dim) -> SparseMode | None:
         return SparseMode(FIRST_CAUSAL)
     if band == Band(None, corner):
         return SparseMode(LAST_CAUSAL)
-    before, after = if_known(operator.sub, corner, band.lower), if_known(operator.sub, band.upper, corner)
-    tokens = all_known(UNLIMITED if distance is None else distance.const for distance in (before, after))
+    before, after = (
+        if_known(operator.sub, corner, band.lower),
+        if_known(operator.sub, band.upper, corner),
+    )
+    tokens = all_known(
+        UNLIMITED if distance is None else distance.const for distance in (before, after)
+    )
     if tokens is None or max(map(abs, tokens)) > UNLIMITED:
         return None
     return SparseMode(WINDOW, *tokens)
 
 
 def _with_prefix(band: Band, corner: Dim, columns: Dim) -> SparseMode | None:
-    """The mode of a causal band, counted from the last row, with a prefix that all rows see: neither inside of the band
-    nor beyond the keys."""
+    """The mode of a causal band, counted from the last row, with a prefix that all rows see:
+    neither inside of the band nor beyond the keys."""
     offset, keys = corner.const, columns.const
     fits = offset is not None and keys is not None and max(offset, 0) <= band.prefix <= keys
     if fits and band.upper == corner:

@@ -24,15 +24,23 @@ def check_outweighs(terms: tuple[Term, ...], index: int, values: TermValues) -> 
 
 
 def check_adds_up(terms: tuple[Term, ...], index: int, values: TermValues) -> None:
-    """Raise Decline unless score + fill rounds to the fill. It is not enough here that the user vouches for a fill."""
+    """Raise Decline unless score + fill rounds to the fill. It is not enough here that the user
+    vouches for a fill."""
     term = terms[index]
     assert isinstance(term, Select)
-    if any(number > DOMINATING for number in (term.fill, *values.numbers_before_softmax(terms, index))):
+    if any(
+        number > DOMINATING for number in (term.fill, *values.numbers_before_softmax(terms, index))
+    ):
         raise _too_small(term)
 
 
 def _too_small(term: Select[AlignedTensor]) -> Decline:
     if math.isnan(term.fill):
-        return Decline(Code.MASK_VALUE, "masked scores become NaN, and so does every row with one", term.node, FILL)
+        return Decline(
+            Code.MASK_VALUE,
+            "masked scores become NaN, and so does every row with one",
+            term.node,
+            FILL,
+        )
     reason = f"masked scores become {term.fill:g}, and a score below that would count less than a masked one"
     return Decline(Code.MASK_VALUE, reason, term.node, FILL)

@@ -31,8 +31,8 @@ from fa_compiler.passes.ops.moves import keeps_everything
 
 
 def with_masks_separated(terms: tuple[Term, ...], values: TermValues) -> tuple[Term, ...]:
-    """The terms, in which each addend that holds both a bias and a mask becomes two terms. Raises Decline where the
-    shape of an addend is not proven to fit the scores."""
+    """The terms, in which each addend that holds both a bias and a mask becomes two terms. Raises
+    Decline where the shape of an addend is not proven to fit the scores."""
     return tuple(part for term in terms for part in _bias_and_mask(term, values) or (term,))
 
 
@@ -51,16 +51,23 @@ def _bias_and_mask(term: Term, values: TermValues) -> tuple[Term, ...]:
     if is_op(node, "Where"):
         return _bias_and_selection(term.node, operands, values.viewer)
     adds = [Add(term.node, operand) for operand in operands]
-    return tuple(adds) if any(values.mask_value((add,), 0) is not None for add in adds) else ()  # 1 and 2
+    # 1 and 2
+    return tuple(adds) if any(values.mask_value((add,), 0) is not None for add in adds) else ()
 
 
-def _bias_and_selection(node: ir.Node, operands: Sequence[AlignedTensor], viewer: Viewer) -> tuple[Term, ...]:
-    """Case 3: the bias and the selection that a Where of these operands is; empty where no operand is the number of a
-    mask."""
+def _bias_and_selection(
+    node: ir.Node, operands: Sequence[AlignedTensor], viewer: Viewer
+) -> tuple[Term, ...]:
+    """Case 3: the bias and the selection that a Where of these operands is; empty where no operand
+    is the number of a mask."""
     condition, one, other = operands
     for bias, number, keep in ((one, other, True), (other, one, False)):
         fill = viewer.info.scalar(number.value)
-        if fill is not None and fill <= DOMINATING and viewer.info.dtype(bias.value) == ir.DataType.FLOAT:
+        if (
+            fill is not None
+            and fill <= DOMINATING
+            and viewer.info.dtype(bias.value) == ir.DataType.FLOAT
+        ):
             return Add(node, bias), Select(node, condition, keep, fill)
     return ()
 

@@ -21,7 +21,8 @@ INFINITE_MASK = frozenset((0.0, -math.inf))
 
 @dataclass(frozen=True)
 class LiveTerms:
-    """The terms of one attention that change its softmax, in order. A term is given by its index."""
+    """The terms of one attention that change its softmax, in order. A term is given by its
+    index."""
 
     terms: tuple[Term, ...]
     values: TermValues
@@ -51,12 +52,17 @@ class LiveTerms:
         return self.without(self.selects)
 
     def numbers_of(self, indices: Iterable[int]) -> frozenset[float]:
-        """The numbers of addends and fills where they join the scores, NaN for those that are not known."""
-        return frozenset[float]().union(*(self.values.numbers_of(self.terms[index]) for index in indices))
+        """The numbers of addends and fills where they join the scores, NaN for those that are not
+        known."""
+        return frozenset[float]().union(
+            *(self.values.numbers_of(self.terms[index]) for index in indices)
+        )
 
     def numbers_before_softmax(self, indices: Iterable[int]) -> frozenset[float]:
         """The numbers of addends and fills before the softmax, NaN for those that are not known."""
-        return frozenset[float]().union(*(self.values.numbers_before_softmax(self.terms, index) for index in indices))
+        return frozenset[float]().union(
+            *(self.values.numbers_before_softmax(self.terms, index) for index in indices)
+        )
 
     # Selections, for cases 4 to 7.
 
@@ -72,21 +78,26 @@ class LiveTerms:
 
     @property
     def fill(self) -> float:
-        """The one number that all fills are before the softmax; NaN where they are several, or not known."""
+        """The one number that all fills are before the softmax; NaN where they are several, or not
+        known."""
         fill = sole(self.numbers_before_softmax(self.selects))
         return math.nan if fill is None else fill
 
     @property
     def biases_stay_above_fill(self) -> bool:
         """Is each bias far above the fill, which stands in place of the sum of score and bias?"""
-        return all(self.values.is_small_beside(self.terms, index, self.fill, SMALL_SHARE) for index in self.adds)
+        return all(
+            self.values.is_small_beside(self.terms, index, self.fill, SMALL_SHARE)
+            for index in self.adds
+        )
 
     @property
     def biases_are_lost_in_fill(self) -> bool:
-        """Is each bias lost in the fill that is added to score and bias, both before and after later factors?
+        """Is each bias lost in the fill that is added to score and bias, both before and after
+        later factors?
 
-        A bias of +inf is not lost in -inf. A bias in whose place the fill stands is not added to it: this bias only has
-        to stay above the fill.
+        A bias of +inf is not lost in -inf. A bias in whose place the fill stands is not added to
+        it: this bias only has to stay above the fill.
         """
         weakest = max(self.fill, *self.numbers_of(self.selects))
         return all(self._is_lost(index, weakest) for index in self.adds)
@@ -121,14 +132,19 @@ class LiveTerms:
         return all(self.values.is_small_beside(self.terms, index, fill, share) for index in biases)
 
     def with_infinite_masks_selected(self) -> LiveTerms:
-        """The terms, in which each addend of {0, -inf} selects -inf, where all selections do so and no bias comes after
-        the first such addend. Without selections the terms stay as they are."""
+        """The terms, in which each addend of {0, -inf} selects -inf, where all selections do so and
+        no bias comes after the first such addend. Without selections the terms stay as they are."""
         infinite = [index for index, value in self.added_masks.items() if value == -math.inf]
         masks = [index for index in infinite if self.numbers_of([index]) <= INFINITE_MASK]
         biases = [index for index in self.adds if index not in masks]
-        if self.numbers_of(self.selects) != {-math.inf} or max(biases, default=-1) > min(masks, default=-1):
+        if self.numbers_of(self.selects) != {-math.inf} or max(biases, default=-1) > min(
+            masks, default=-1
+        ):
             return self
-        terms = (_selecting_infinity(term) if index in masks else term for index, term in enumerate(self.terms))
+        terms = (
+            _selecting_infinity(term) if index in masks else term
+            for index, term in enumerate(self.terms)
+        )
         return LiveTerms(tuple(terms), self.values)
 
     @property
@@ -140,15 +156,21 @@ class LiveTerms:
 
     @property
     def adds_alike(self) -> bool:
-        """Is it the same whether the terms are added to the number of masked keys one by one, or their sum is added?"""
+        """Is it the same whether the terms are added to the number of masked keys one by one, or
+        their sum is added?"""
         coarse = any(abs(fill) < HUGE for fill in self.numbers_of(self.selects))
         return not coarse and reordering_decline(self.terms, self.values, ()) is None
 
     @property
     def scales_moderate_fills(self) -> bool:
-        """Does a factor round the sum of an addend and a fill in which the addend is neither lost nor fine?"""
+        """Does a factor round the sum of an addend and a fill in which the addend is neither lost
+        nor fine?"""
         end = len(self.terms)
-        moderate = (i for i in self.selects if any(MAX_FINE < abs(fill) < HUGE for fill in self.numbers_of([i])))
+        moderate = (
+            i
+            for i in self.selects
+            if any(MAX_FINE < abs(fill) < HUGE for fill in self.numbers_of([i]))
+        )
         first = next(moderate, end)
         added = min((index for index in self.adds if index > first), default=end)
         return any(term.rounds for term in instances(self.terms[added:], Scale))
@@ -176,17 +198,22 @@ class ScoredMasks:
 
     @property
     def mask_terms(self) -> tuple[Term, ...]:
-        """The terms of which the boolean mask is made: the addends that mask, or all terms where selections do."""
+        """The terms of which the boolean mask is made: the addends that mask, or all terms where
+        selections do."""
         if self.live.selects:
             return self.live.terms
         return tuple(self.live.terms[index] for index in self.masks)
 
     @property
     def number(self) -> float | None:
-        """The one number that all masked keys have where only biases are added to it (case 8); None elsewhere."""
+        """The one number that all masked keys have where only biases are added to it (case 8); None
+        elsewhere."""
         live = self.live
         if live.selects:
-            numbers, is_below = live.numbers_of(self.masks), live.selects[-1] < min(live.adds, default=len(live.terms))
+            numbers, is_below = (
+                live.numbers_of(self.masks),
+                live.selects[-1] < min(live.adds, default=len(live.terms)),
+            )
         else:
             # An addend holds 0 where it masks nothing.
             numbers, is_below = live.numbers_of(self.masks) - {0.0}, len(self.masks) == 1
@@ -197,13 +224,18 @@ class ScoredMasks:
 
     @property
     def is_known(self) -> bool:
-        """Is the weight of masked keys known? Their numbers have to be known before the softmax, none of them +inf or
-        rounded by a later factor, and a sink needs a lower bound."""
+        """Is the weight of masked keys known? Their numbers have to be known before the softmax,
+        none of them +inf or rounded by a later factor, and a sink needs a lower bound."""
         live = self.live
         numbers_known = all(number < math.inf for number in live.numbers_before_softmax(self.masks))
-        return numbers_known and not live.scales_moderate_fills and live.values.sink_lower_bound != -math.inf
+        return (
+            numbers_known
+            and not live.scales_moderate_fills
+            and live.values.sink_lower_bound != -math.inf
+        )
 
     @property
     def is_scored(self) -> bool:
-        """Do masked keys have a score: a number and biases (case 8), or all terms on 0 beside a selection (case 9)?"""
+        """Do masked keys have a score: a number and biases (case 8), or all terms on 0 beside a
+        selection (case 9)?"""
         return bool(self.live.selects) if self.number is None else bool(self.others)

@@ -1,20 +1,26 @@
 """Padding masks that a layer with a window looks up at other tokens than its keys.
 
-    A layer with a sliding window may keep its last keys only (a rolling cache). The keys of a step are then those of
-    the last tokens. The exporter of transformers 5 reads the padding mask, [batch, tokens], at its first positions:
+    A layer with a sliding window may keep its last keys only (a rolling cache). The keys of a step
+    are then those of the last tokens. The exporter of transformers 5 reads the padding mask,
+    [batch, tokens], at its first positions:
 
     kept = (j > row - window) & attention_mask[:, None, None, :keys]             the model: attention_mask[..., -keys:]
 
-    lookup := an And of conditions on the positions of one mask, of which no And alone reads the result, with
-                1 an element of an input of the model, [batch, tokens], that is not 0: for key j its element j
-                2 as many keys as a cache has, an input of four axes, and as many more as the mask has rows
+    lookup := an And of conditions on the positions of one mask, of which no And alone reads the
+              result, with
+                1 an element of an input of the model, [batch, tokens], that is not 0: for key j its
+                  element j
+                2 as many keys as a cache has, an input of four axes, and as many more as the mask
+                  has rows
     doubtful  a lookup with another number of tokens than there are keys, where
                 3 there are more tokens than keys in every run, or
-                4 a window excludes keys before the row, and no lookup without a window has the same number of keys:
+                4 a window excludes keys before the row, and no lookup without a window has the same
+                  number of keys:
                   a layer without a window needs the keys of all tokens
 
-This is what the file computes, and fusing does not change it. What the model means cannot be read from the file, so
-it is a remark and no reason to decline. Where all keys are kept, the first positions are the right ones.
+This is what the file computes, and fusing does not change it. What the model means cannot be read
+from the file, so it is a remark and no reason to decline. Where all keys are kept, the first
+positions are the right ones.
 """
 
 from __future__ import annotations
@@ -25,11 +31,25 @@ from functools import partial
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.formula import Affine, AtLeastZero, BooleanTensor, Formula, Index, conjuncts
+from fa_compiler.passes.algebra.formula import (
+    Affine,
+    AtLeastZero,
+    BooleanTensor,
+    Formula,
+    Index,
+    conjuncts,
+)
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import Decline, label
-from fa_compiler.passes.ir.nodes import all_ops, distinct_consumers, instances, is_op, is_weight, nodes_of_type
+from fa_compiler.passes.ir.nodes import (
+    all_ops,
+    distinct_consumers,
+    instances,
+    is_op,
+    is_weight,
+    nodes_of_type,
+)
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.positions import Positions
@@ -37,8 +57,9 @@ from fa_compiler.passes.values.positions import Positions
 
 @dataclass(frozen=True)
 class Lookup:
-    """An input [batch, tokens] of which a mask over `keys` keys takes the first ones; `cache` holds the keys before the
-    new ones, and `node` joins the lookup with the other conditions, of which one may be a `window`."""
+    """An input [batch, tokens] of which a mask over `keys` keys takes the first ones; `cache` holds
+    the keys before the new ones, and `node` joins the lookup with the other conditions, of which
+    one may be a `window`."""
 
     node: ir.Node
     mask: ir.Value
@@ -48,10 +69,14 @@ class Lookup:
     window: bool
 
     def is_doubtful(self, others: Sequence[Lookup]) -> bool:
-        """May the keys be those of other tokens than the first ones, as far as the other lookups tell?"""
+        """May the keys be those of other tokens than the first ones, as far as the other lookups
+        tell?"""
         if self._is_shorter:  # 3
             return True
-        has_all = any(other.mask is self.mask and other.keys == self.keys and not other.window for other in others)
+        has_all = any(
+            other.mask is self.mask and other.keys == self.keys and not other.window
+            for other in others
+        )
         return self.window and not has_all  # 4
 
     @property
@@ -96,24 +121,35 @@ def _lookups(node: ir.Node, facts: Facts, caches: Sequence[ir.Value]) -> list[Lo
     conditions = [] if formula is None else conjuncts(formula)
     window = any(_is_window(condition, shape) for condition in conditions)
     read = _read_by_key(conditions, positions)
-    return [Lookup(node, mask, tokens, keys, cache, window) for mask, tokens in read if tokens != keys]
+    return [
+        Lookup(node, mask, tokens, keys, cache, window) for mask, tokens in read if tokens != keys
+    ]
 
 
-def _read_by_key(conditions: Sequence[Formula], positions: Positions) -> Iterator[tuple[ir.Value, Dim]]:
-    """The inputs [batch, tokens] of which a condition reads the element j for key j, each with its number of tokens."""
+def _read_by_key(
+    conditions: Sequence[Formula], positions: Positions
+) -> Iterator[tuple[ir.Value, Dim]]:
+    """The inputs [batch, tokens] of which a condition reads the element j for key j, each with its
+    number of tokens."""
     key = Affine.index(positions.rank - 1, positions.rank)
     kept = (condition for condition in instances(conditions, BooleanTensor) if condition.when)
     for value, index in (_origin(condition, positions) for condition in kept):
-        shape, is_given = positions.shape(value) or (), value.is_graph_input() and not is_weight(value)
+        shape, is_given = (
+            positions.shape(value) or (),
+            value.is_graph_input() and not is_weight(value),
+        )
         if is_given and len(shape) == 2 and index[1] == key and not any(index[0].steps[-2:]):  # 1
             yield value, shape[1]
 
 
 def _origin(tensor: BooleanTensor, positions: Positions) -> tuple[ir.Value, Index]:
-    """Where the element of a tensor at each position of a mask comes from, also in front of a Cast."""
+    """Where the element of a tensor at each position of a mask comes from, also in front of a
+    Cast."""
     rank = positions.rank
     nothing = Affine.number(0, rank)
-    index: Index = tuple(nothing if axis is None else Affine.index(axis, rank) for axis in tensor.axes)
+    index: Index = tuple(
+        nothing if axis is None else Affine.index(axis, rank) for axis in tensor.axes
+    )
     value: ir.Value = tensor.value
     while True:
         *_, (value, index) = positions.origins(value, index)

@@ -1,4 +1,5 @@
-"""Single terms as parts of a mask or bias: their tensors become views along the axes of the scores."""
+"""Single terms as parts of a mask or bias: their tensors become views along the axes of the
+scores."""
 
 from __future__ import annotations
 
@@ -31,24 +32,29 @@ def excluded(term: MaskTerm, viewer: Viewer) -> ExcludedPositions:
 
 
 def _masked_by_addend(term: Add[AlignedTensor], viewer: Viewer) -> ExcludedPositions:
-    """The boolean by which a float mask is chosen, where there is one; else the float mask itself."""
+    """The boolean by which a float mask is chosen, where there is one; else the float mask
+    itself."""
     view = aligned(term.operand, viewer, term.node)
     node = view.base.producer()
     if is_op(node, "Where") and term.operand.never_enlarges:
         condition, *branches = node.inputs
         scalars = [viewer.info.scalar(branch) for branch in without_none(branches)]
         if condition is not None and None not in scalars and scalars.count(0.0) == 1:
-            inner = aligned(AlignedTensor(condition, viewer.alignment(condition, view.base_dims, node)), viewer, node)
+            inner = aligned(
+                AlignedTensor(condition, viewer.alignment(condition, view.base_dims, node)),
+                viewer,
+                node,
+            )
             return ExcludedPositions(_composed(view, inner), when=scalars[0] != 0.0)
     return ExcludedPositions(view)
 
 
 def bias_ops(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) -> tuple[BiasOp, ...]:
-    """The operations that make the bias. Factors before the first addend or selection concern only the scores, and are
-    left out.
+    """The operations that make the bias. Factors before the first addend or selection concern only
+    the scores, and are left out.
 
-    With `stepwise`, 16-bit addends are the numbers that ONNX Runtime adds: unrounded where it does not round them, and
-    read after the operators that move them where these do round.
+    With `stepwise`, 16-bit addends are the numbers that ONNX Runtime adds: unrounded where it does
+    not round them, and read after the operators that move them where these do round.
     """
     operations: list[BiasOp] = []
     for term in terms:
@@ -68,28 +74,34 @@ def bias_ops(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) ->
 
 def _as_added(view: View, viewer: Viewer) -> BiasOperand:
     """An addend as ONNX Runtime adds it."""
-    return BiasOperand(view, True, is_moved_unrounded(view.base, viewer.info), _summands(view, viewer))
+    return BiasOperand(
+        view, True, is_moved_unrounded(view.base, viewer.info), _summands(view, viewer)
+    )
 
 
 def _summands(view: View, viewer: Viewer) -> tuple[View, ...]:
-    """Views of the two tensors whose sum is the base of a view, if one of them is repeated: a relative position bias
-    plus the mask of shifted windows, which is the same for each image. Empty for other bases."""
+    """Views of the two tensors whose sum is the base of a view, if one of them is repeated: a
+    relative position bias plus the mask of shifted windows, which is the same for each image. Empty
+    for other bases."""
     adder = view.base.producer()
     if not is_op(adder, "Add"):
         return ()
     operands = inputs_of(adder)
-    views = if_possible(lambda: tuple(viewer.broadcast_view(operand, view.base_dims, adder) for operand in operands))
+    views = if_possible(
+        lambda: tuple(viewer.broadcast_view(operand, view.base_dims, adder) for operand in operands)
+    )
     if views is None or not any(_repeats(summand, viewer) for summand in views):
         return ()
     return views
 
 
 def aligned(placed: AlignedTensor, viewer: Viewer, node: ir.Node, moved: bool = True) -> View:
-    """The view of a tensor along its score axes. Raises Decline where its shape is not proven to fit.
+    """The view of a tensor along its score axes. Raises Decline where its shape is not proven to
+    fit.
 
-    The view looks through the operators that move elements. It is the tensor itself if `moved` is false, or if the
-    tensor may enlarge the scores and one of these operators repeats it or states another size: a Reshape of no elements
-    may state any size beside a 0.
+    The view looks through the operators that move elements. It is the tensor itself if `moved` is
+    false, or if the tensor may enlarge the scores and one of these operators repeats it or states
+    another size: a Reshape of no elements may state any size beside a 0.
     """
     value, space = placed.value, viewer.space
     view = _view_upstream(placed, viewer) if moved else viewer.base_view(value)
@@ -105,8 +117,8 @@ def aligned(placed: AlignedTensor, viewer: Viewer, node: ir.Node, moved: bool = 
 
 
 def _view_upstream(placed: AlignedTensor, viewer: Viewer) -> View | None:
-    """The view of a tensor through the operators that move elements, unless they may hide that it enlarges the
-    scores; None where its rank is unknown."""
+    """The view of a tensor through the operators that move elements, unless they may hide that it
+    enlarges the scores; None where its rank is unknown."""
     view = viewer.view(placed.value, factors=False)
     if view is None or placed.never_enlarges:
         return view
@@ -115,21 +127,25 @@ def _view_upstream(placed: AlignedTensor, viewer: Viewer) -> View | None:
 
 
 def _expanded_view(placed: AlignedTensor, viewer: Viewer, node: ir.Node) -> View:
-    """The view of a tensor that the builder expands along its score axes. Raises Decline where its shape is not proven
-    to fit.
+    """The view of a tensor that the builder expands along its score axes. Raises Decline where its
+    shape is not proven to fit.
 
-    The term is combined with the scores element by element, so each of its dimensions has their size or 1, whatever is
-    known of it. Where a dimension of the scores merges several axes, the builder expands the term before it takes that
-    dimension apart.
+    The term is combined with the scores element by element, so each of its dimensions has their
+    size or 1, whatever is known of it. Where a dimension of the scores merges several axes, the
+    builder expands the term before it takes that dimension apart.
     """
     value, space = placed.value, viewer.space
     own_dims: list[Axes] = []
     for own, wanted in zip(viewer.base_dims(value), placed.dims, strict=True):
         merged = len(space.resolve(wanted)) > 1 and not space.size(own).is_const
         if own and wanted and not merged and not space.unify(own, wanted):
-            raise Decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores", node)
+            raise Decline(
+                Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores", node
+            )
         own_dims.append(wanted if own else ())
-    return View(value, tuple(own_dims), tuple(own_dims), equivalent_values=((value, tuple(own_dims)),))
+    return View(
+        value, tuple(own_dims), tuple(own_dims), equivalent_values=((value, tuple(own_dims)),)
+    )
 
 
 def _repeats(view: View, viewer: Viewer) -> bool:
@@ -139,28 +155,35 @@ def _repeats(view: View, viewer: Viewer) -> bool:
 
 
 def _resized(view: View, value: ir.Value, viewer: Viewer) -> bool:
-    """Has the value other sizes than the dimensions of its view, in a run in which it has no elements?"""
+    """Has the value other sizes than the dimensions of its view, in a run in which it has no
+    elements?"""
     shape = viewer.info.sizes(value)
     return any(viewer.space.size(dim) != size for dim, size in zip(view.dims, shape, strict=True))
 
 
 def padded(padding: Padding, viewer: Viewer, node: ir.Node) -> ExcludedPositions:
-    """The positions that padding excludes beside a structural mask. Raises Decline where its shape is not proven to
-    fit."""
+    """The positions that padding excludes beside a structural mask. Raises Decline where its shape
+    is not proven to fit."""
     given = padding.given
     if given.cut is None:
-        view = aligned(AlignedTensor(given.value, padding.dims, padding.never_enlarges), viewer, node)
+        view = aligned(
+            AlignedTensor(given.value, padding.dims, padding.never_enlarges), viewer, node
+        )
     else:
         view = _aligned_but(given.cut, given.value, padding.dims, viewer, node)
     return ExcludedPositions(view, given.when, given.cut)
 
 
-def _aligned_but(cut: int, value: ir.Value, dims: Arrangement, viewer: Viewer, node: ir.Node) -> View:
-    """The view of a tensor along its score axes, which may be longer than the scores in the dimension `cut`. Raises
-    Decline where another dimension is not proven to fit."""
+def _aligned_but(
+    cut: int, value: ir.Value, dims: Arrangement, viewer: Viewer, node: ir.Node
+) -> View:
+    """The view of a tensor along its score axes, which may be longer than the scores in the
+    dimension `cut`. Raises Decline where another dimension is not proven to fit."""
     for place, (own, wanted) in enumerate(zip(viewer.base_dims(value), dims, strict=True)):
         if place != cut and own and wanted and not viewer.space.unify(own, wanted):
-            raise Decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores", node)
+            raise Decline(
+                Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores", node
+            )
     return View(value, dims, dims, equivalent_values=((value, dims),))
 
 

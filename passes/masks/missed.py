@@ -1,16 +1,20 @@
-"""Why a plan reads a mask of all rows and keys where a cheaper form would do: the `missed` of the report.
+"""Why a plan reads a mask of all rows and keys where a cheaper form would do: the `missed` of the
+report.
 
-A band, packed sequences or one row of padding would cost next to nothing. The plan would have one of these
+A band, packed sequences or one row of padding would cost next to nothing. The plan would have one
+of these
 
     1 if the mask did not have to stay a bias (the caller knows why)
-    2 if the user vouched for same-sizes, masks-dominate, no-empty-rows or binary-masks, or for several of them; also if
-      a mask of one row, an input of unknown numbers, is a part of a bias of all rows and keys
+    2 if the user vouched for same-sizes, masks-dominate, no-empty-rows or binary-masks, or for
+      several of them; also if a mask of one row, an input of unknown numbers, is a part of a bias
+      of all rows and keys
     3 if the boolean mask had a structure (structure.py), or the target took it (mask.py)
     4 if a mask that is a part of the bias had a structure
     5 if everything else that is added to the scores were proven to be lost beside that mask
 
-The first case that applies is reported. In case 2 the plan is made again under these assumptions, so the hint helps.
-Nothing here changes a plan, but for one that the user's binary-masks makes: it is taken if it has a mask more.
+The first case that applies is reported. In case 2 the plan is made again under these assumptions,
+so the hint helps. Nothing here changes a plan, but for one that the user's binary-masks makes: it
+is taken if it has a mask more.
 """
 
 from __future__ import annotations
@@ -22,7 +26,13 @@ from functools import partial
 
 from fa_compiler.passes.algebra.axes import AxisSpace, flat_axes
 from fa_compiler.passes.answer.decline import Decline, if_possible, label, reworded
-from fa_compiler.passes.answer.options import ASSUMPTIONS, BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_ROWS, SAME_SIZES
+from fa_compiler.passes.answer.options import (
+    ASSUMPTIONS,
+    BINARY_MASKS,
+    MASKS_DOMINATE,
+    NO_EMPTY_ROWS,
+    SAME_SIZES,
+)
 from fa_compiler.passes.answer.report import Missed, MissedCode
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.bias_checks import FILL
@@ -62,7 +72,11 @@ def plan_with_missed(
 
 
 def _missed_by_plan(
-    plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard, stays_bias: Missed | None
+    plan: MaskPlan,
+    planner: MaskPlanner,
+    terms: tuple[Term, ...],
+    guard: RowGuard,
+    stays_bias: Missed | None,
 ) -> Iterator[Missed]:
     if _is_lean(plan, planner):
         missed = _missed_by_inputs(plan, planner, terms, guard)
@@ -72,9 +86,12 @@ def _missed_by_plan(
         yield missed
 
 
-def _planned(planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> tuple[MaskPlan, MaskPlanner]:
-    """The plan and its planner. Where the user vouches for binary-masks, a planner that knows the numbers of such masks
-    is taken if its plan has more masks, or if there is no other plan. Raises Decline."""
+def _planned(
+    planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard
+) -> tuple[MaskPlan, MaskPlanner]:
+    """The plan and its planner. Where the user vouches for binary-masks, a planner that knows the
+    numbers of such masks is taken if its plan has more masks, or if there is no other plan. Raises
+    Decline."""
     if BINARY_MASKS in planner.options.assume and _inverts_inputs(planner, terms):
         informed = replace(planner, values=_with_binary_masks(planner.values, planner.viewer.space))
         branches = (_in_a_branch(candidate) for candidate in (informed, planner))
@@ -86,19 +103,30 @@ def _planned(planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> 
 
 def _has_more_masks(other: MaskPlan, plan: MaskPlan) -> bool:
     """Does the other plan mask by what is a part of this plan's bias?"""
-    other_count, count = (len(candidate.masked) + (candidate.mode is not None) for candidate in (other, plan))
+    other_count, count = (
+        len(candidate.masked) + (candidate.mode is not None) for candidate in (other, plan)
+    )
     return other_count > count
 
 
 def _inverts_inputs(planner: MaskPlanner, terms: tuple[Term, ...]) -> bool:
-    """Is an addend, or a part of one, made of a mask that is an input of the model and may hold any number?"""
+    """Is an addend, or a part of one, made of a mask that is an input of the model and may hold any
+    number?"""
     facts = planner.viewer.facts
-    informed = replace(planner, values=_with_binary_masks(planner.values, planner.viewer.space.branch()))
-    values = [term.operand.value for term in with_masks_separated(terms, informed.values) if isinstance(term, Add)]
+    informed = replace(
+        planner, values=_with_binary_masks(planner.values, planner.viewer.space.branch())
+    )
+    values = [
+        term.operand.value
+        for term in with_masks_separated(terms, informed.values)
+        if isinstance(term, Add)
+    ]
     return any(facts.sets.of(value) != facts.binary_sets.of(value) for value in values)
 
 
-def _missed(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> Missed:
+def _missed(
+    plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard
+) -> Missed:
     structured = planner.structure(terms)
     for words in _words_to_try(planner, terms, guard):  # 2
         if _lean_under(words, planner, terms, guard) is not None:
@@ -110,7 +138,9 @@ def _missed(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard
             return missed
     if plan.missed:  # 3
         return plan.missed[0]
-    node = next(step.node for step, view in _masks_in_bias(plan, planner) if _is_dense(view, planner))
+    node = next(
+        step.node for step, view in _masks_in_bias(plan, planner) if _is_dense(view, planner)
+    )
     structured = planner.structure(
         tuple(term for term in terms if isinstance(term, Add | Select) and term.node is node)
     )
@@ -118,8 +148,11 @@ def _missed(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard
     return structured.missed(node) or Missed(MissedCode.DENSE_MASK, reason, label(node))  # 4 and 5
 
 
-def _missed_by_inputs(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> Missed | None:
-    """Case 2 for a mask of one row whose numbers are unknown, beside a bias of all rows and keys; None elsewhere."""
+def _missed_by_inputs(
+    plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard
+) -> Missed | None:
+    """Case 2 for a mask of one row whose numbers are unknown, beside a bias of all rows and keys;
+    None elsewhere."""
     grid, space = planner.grid, planner.viewer.space
     views = [operand.view for operand in tensors_of(plan.bias)]
     if not any(is_dense(view, grid, space) for view in views):
@@ -131,8 +164,11 @@ def _missed_by_inputs(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, .
     return None
 
 
-def _words_to_try(planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> list[tuple[str, ...]]:
-    """The assumptions that the user does not vouch for and that may help, alone and together; the fewest come first.
+def _words_to_try(
+    planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard
+) -> list[tuple[str, ...]]:
+    """The assumptions that the user does not vouch for and that may help, alone and together; the
+    fewest come first.
 
     None is tried alone where all of them together do not help: a plan is made for each."""
     given = planner.options.assume
@@ -142,25 +178,33 @@ def _words_to_try(planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard
     if _lean_under(tuple(words), planner, terms, guard) is None:
         return []
     combinations = (itertools.combinations(words, count) for count in range(1, MOST_WORDS + 1))
-    return [words for words in itertools.chain.from_iterable(combinations) if not given.issuperset(words)]
+    return [
+        words
+        for words in itertools.chain.from_iterable(combinations)
+        if not given.issuperset(words)
+    ]
 
 
 def _under(
     words: tuple[str, ...], planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard
 ) -> tuple[MaskPlan, MaskPlanner] | None:
-    """The plan and its planner, if the user vouched for these words, too; None where there is no plan."""
+    """The plan and its planner, if the user vouched for these words, too; None where there is no
+    plan."""
     return if_possible(lambda: _planned(_assuming(words, planner), terms, guard))
 
 
 def _lean_under(
     words: tuple[str, ...], planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard
 ) -> MaskPlan | None:
-    """The plan, if the user vouched for these words, too, and it then reads no mask of all rows and keys."""
+    """The plan, if the user vouched for these words, too, and it then reads no mask of all rows and
+    keys."""
     under = _under(words, planner, terms, guard)
     return under[0] if under is not None and _is_lean(*under) else None
 
 
-def _vouched(words: tuple[str, ...], structured: Structure | NoStructure, terms: tuple[Term, ...]) -> Missed:
+def _vouched(
+    words: tuple[str, ...], structured: Structure | NoStructure, terms: tuple[Term, ...]
+) -> Missed:
     """The line that names these assumptions. `found` is the structure of the mask without them."""
     reasons = [f"it is not proven that {ASSUMPTIONS[word]}" for word in words]
     hint = f"{' '.join(f'--assume {word}' for word in words)} if that holds in every run"
@@ -178,11 +222,16 @@ def is_dense(view: View, grid: Grid, space: AxisSpace) -> bool:
 
 
 def _is_dense(view: View, planner: MaskPlanner) -> bool:
-    """Is the mask dense, and not proven to be the same for all rows? Of such a mask one row is made and read."""
+    """Is the mask dense, and not proven to be the same for all rows? Of such a mask one row is made
+    and read."""
     viewer, rows = planner.viewer, planner.viewer.space.resolve(planner.grid.q_seq)
-    along = [axis for axis, dim in enumerate(viewer.space.resolve_all(view.base_dims)) if dim == rows]
+    along = [
+        axis for axis, dim in enumerate(viewer.space.resolve_all(view.base_dims)) if dim == rows
+    ]
     alike = along and all(is_constant_along(view.base, axis, viewer.info) for axis in along)
-    return is_dense(view, planner.grid, viewer.space) and (not alike or viewer.space.may_broadcast(rows))
+    return is_dense(view, planner.grid, viewer.space) and (
+        not alike or viewer.space.may_broadcast(rows)
+    )
 
 
 def _masks_in_bias(plan: MaskPlan, planner: MaskPlanner) -> Iterator[tuple[BiasOp, View]]:
@@ -191,13 +240,17 @@ def _masks_in_bias(plan: MaskPlan, planner: MaskPlanner) -> Iterator[tuple[BiasO
         if isinstance(step, Select):
             yield step, step.operand.view
         elif isinstance(step, Add):
-            numbers = {step.sign * number for number in planner.viewer.facts.sets.of(step.operand.view.base) or ()}
+            numbers = {
+                step.sign * number
+                for number in planner.viewer.facts.sets.of(step.operand.view.base) or ()
+            }
             if 0.0 in numbers and min(numbers) <= ASSUMED_MASK:
                 yield step, step.operand.view
 
 
 def _is_lean(plan: MaskPlan, planner: MaskPlanner) -> bool:
-    """Does the plan read no mask of all rows and keys? One with a structure is a band, or one row of it is read."""
+    """Does the plan read no mask of all rows and keys? One with a structure is a band, or one row
+    of it is read."""
     if plan.mode is not None or plan.packed is not None:
         return True
     masks = [part.view for part in plan.masked] if plan.missed else []
@@ -210,19 +263,26 @@ def vouching(words: tuple[str, ...]) -> str:
     return f"--assume {','.join(words)} if {' and '.join(CONDITIONS[word] for word in words)}"
 
 
-def words_for_a_mask(planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> tuple[str, ...]:
-    """The fewest assumptions under which the plan is a mask alone, in which no row without a key matters; () where none
-    help."""
+def words_for_a_mask(
+    planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard
+) -> tuple[str, ...]:
+    """The fewest assumptions under which the plan is a mask alone, in which no row without a key
+    matters; () where none help."""
     return _words(planner, terms, guard, lambda plan: not plan.bias and not plan.empty_rows)
 
 
-def _words_for_a_plan(planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> tuple[str, ...]:
+def _words_for_a_plan(
+    planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard
+) -> tuple[str, ...]:
     """The fewest assumptions under which there is a plan; () where none help."""
     return _words(planner, terms, guard, lambda plan: True)
 
 
 def _words(
-    planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard, wanted: Callable[[MaskPlan], bool]
+    planner: MaskPlanner,
+    terms: tuple[Term, ...],
+    guard: RowGuard,
+    wanted: Callable[[MaskPlan], bool],
 ) -> tuple[str, ...]:
     for words in ((MASKS_DOMINATE,), (NO_EMPTY_ROWS,), (MASKS_DOMINATE, NO_EMPTY_ROWS)):
         under = _under(words, planner, terms, guard)
@@ -244,7 +304,8 @@ def _in_a_branch(planner: MaskPlanner) -> MaskPlanner:
 
 
 def _assuming(words: tuple[str, ...], planner: MaskPlanner) -> MaskPlanner:
-    """The planner, if the user vouched for these words, too. It learns of axes in a space of its own."""
+    """The planner, if the user vouched for these words, too. It learns of axes in a space of its
+    own."""
     facts = planner.viewer.facts
     options = replace(facts.options, assume=facts.options.assume.union(words))
     viewer = Viewer(replace(facts, options=options), planner.viewer.space)

@@ -1,7 +1,9 @@
-"""Narrowing: a tensor that is the same all along a dimension is computed with the size 1 in that dimension.
+"""Narrowing: a tensor that is the same all along a dimension is computed with the size 1 in that
+dimension.
 
-Older exporters expand a padding mask over the query rows before they cast, invert and combine it, so that every step
-works on S x S elements. A simplifier leaves such a mask of constant lengths as a constant of S x S elements.
+Older exporters expand a padding mask over the query rows before they cast, invert and combine it,
+so that every step works on S x S elements. A simplifier leaves such a mask of constant lengths as a
+constant of S x S elements.
 
     mask = attention_mask[:, None, None, :].expand(batch, 1, rows, keys)
     mask = (1.0 - mask.float()) * -10000.0
@@ -10,15 +12,18 @@ works on S x S elements. A simplifier leaves such a mask of constant lengths as 
 Grammar of what is proven constant along dimension d, from a value upwards:
 
     constant := Expand(x)                       x has size 1 in d, or no dimension there
-              | a stored constant               all its elements along d are equal; a large one (large_constants.py) has
-                                                few numbers, and d is the last but one of its dimensions that are not 1
-              | op(operands)                    element by element, every operand constant along d or of size 1 there
+              | a stored constant               all its elements along d are equal; a large one
+                                                (large_constants.py) has few numbers, and d is the
+                                                last but one of its dimensions that are not 1
+              | op(operands)                    element by element, every operand constant along d
+                                                or of size 1 there
               | Slice(constant)                 along d alone, or along other dimensions
               | Unsqueeze(constant)
 
-A narrowed Expand(x) is x, if x has the result's sizes elsewhere, and else an Expand of x to these sizes with 1 in d. A
-narrowed constant is its first row. A Slice along d alone becomes its narrowed input. Any other narrowed tensor comes
-from the same operators on narrowed operands, so its elements are the same by construction.
+A narrowed Expand(x) is x, if x has the result's sizes elsewhere, and else an Expand of x to these
+sizes with 1 in d. A narrowed constant is its first row. A Slice along d alone becomes its narrowed
+input. Any other narrowed tensor comes from the same operators on narrowed operands, so its elements
+are the same by construction.
 """
 
 from __future__ import annotations
@@ -54,8 +59,8 @@ def is_constant_along(value: ir.Value, axis: int, info: ShapeInfo) -> bool:
 
 
 def _made_from(value: ir.Value, axis: int, info: ShapeInfo) -> list[tuple[ir.Value, int]] | None:
-    """The operands that have to be constant for the value to be constant, each with its dimension. None when nothing is
-    proven of the operator."""
+    """The operands that have to be constant for the value to be constant, each with its dimension.
+    None when nothing is proven of the operator."""
     if _first_of(value, axis, info) is not None:
         return []
     node, shape = value.producer(), info.shape(value)
@@ -72,9 +77,11 @@ def _made_from(value: ir.Value, axis: int, info: ShapeInfo) -> list[tuple[ir.Val
     return [] if is_stretched else [(move.source, place)]
 
 
-def _operands_along(node: ir.Node, axis: int, shape: Shape, info: ShapeInfo) -> list[tuple[ir.Value, int]] | None:
-    """The operands of an element-wise operator that run along a dimension of its result, each with its own dimension;
-    None where a shape is unknown."""
+def _operands_along(
+    node: ir.Node, axis: int, shape: Shape, info: ShapeInfo
+) -> list[tuple[ir.Value, int]] | None:
+    """The operands of an element-wise operator that run along a dimension of its result, each with
+    its own dimension; None where a shape is unknown."""
     operands: list[tuple[ir.Value, int]] = []
     for operand in node.inputs:
         own = info.shape(operand)
@@ -87,8 +94,8 @@ def _operands_along(node: ir.Node, axis: int, shape: Shape, info: ShapeInfo) -> 
 
 
 def _can_be_narrowed(move: Move, axis: int, info: ShapeInfo) -> bool:
-    """Can the move be made of a narrowed source? An Expand needs a target of known length, unless the source has the
-    other sizes; a Slice may not cut the dimension and others at once."""
+    """Can the move be made of a narrowed source? An Expand needs a target of known length, unless
+    the source has the other sizes; a Slice may not cut the dimension and others at once."""
     shape = info.sizes(move.result)
     if isinstance(move, Stretched):
         own, target = info.shape(move.source), move.node.inputs[1]
@@ -103,11 +110,14 @@ def _can_be_narrowed(move: Move, axis: int, info: ShapeInfo) -> bool:
 
 def _has_sizes(own: Shape, shape: Shape, axis: int) -> bool:
     """Is a tensor as large as another one, except along one dimension?"""
-    return len(own) == len(shape) and all(k == axis or a == b for k, (a, b) in enumerate(zip(own, shape, strict=True)))
+    return len(own) == len(shape) and all(
+        k == axis or a == b for k, (a, b) in enumerate(zip(own, shape, strict=True))
+    )
 
 
 def _first_of(value: ir.Value, axis: int, info: ShapeInfo) -> np.ndarray | None:
-    """The first elements along the axis of a stored constant that is the same all along it; None for other values."""
+    """The first elements along the axis of a stored constant that is the same all along it; None
+    for other values."""
     array, large = constant(value), info.large.of(value)
     if array is not None and array.size:
         first = array.take([0], axis)
@@ -123,7 +133,9 @@ def narrowed(value: ir.Value, axis: int, builder: Builder) -> ir.Value:
     return _narrowed(value, axis, builder, {})
 
 
-def _narrowed(value: ir.Value, axis: int, builder: Builder, done: dict[tuple[ir.Value, int], ir.Value]) -> ir.Value:
+def _narrowed(
+    value: ir.Value, axis: int, builder: Builder, done: dict[tuple[ir.Value, int], ir.Value]
+) -> ir.Value:
     key = (value, axis)
     if key not in done:
         node, first = value.producer(), _first_of(value, axis, builder.info)
@@ -155,7 +167,8 @@ def _cuts(node: ir.Node, axis: int, info: ShapeInfo) -> bool:
 
 
 def _expanded_elsewhere(expand: ir.Node, axis: int, builder: Builder) -> ir.Value:
-    """What an Expand expands, whose size along `axis` is 1, expanded along all other dimensions only."""
+    """What an Expand expands, whose size along `axis` is 1, expanded along all other dimensions
+    only."""
     source, target = map(certain, expand.inputs)
     own, shape = certain(builder.info.shape(source)), certain(builder.info.shape(expand.outputs[0]))
     if _has_sizes(own, shape, axis):
@@ -164,5 +177,7 @@ def _expanded_elsewhere(expand: ir.Node, axis: int, builder: Builder) -> ir.Valu
     others = builder.mul(target, builder.ints(list(~one)))
     sizes = builder.add(others, builder.ints(list(one)))
     result = builder.expand(source, sizes)
-    builder.info.set(result, (*shape[:axis], Dim(1), *shape[axis + 1 :]), builder.info.dtype(source))
+    builder.info.set(
+        result, (*shape[:axis], Dim(1), *shape[axis + 1 :]), builder.info.dtype(source)
+    )
     return result

@@ -1,37 +1,43 @@
-"""Packed sequences: sequences that lie end to end, with a mask that lets a token attend only to its own sequence.
+"""Packed sequences: sequences that lie end to end, with a mask that lets a token attend only to its
+own sequence.
 
     starts = torch.diff(position_ids, prepend=position_ids[:, :1] - 1) != 1
     labels = starts.cumsum(-1)
     same = labels[:, None, :, None] == labels[:, None, None, :]
     scores = torch.where(same & (j <= i), scores, -inf)
 
-    same := Equal of two elements of one tensor of labels, at the row and at the column of a score   (positions.py)
-          | a constant mask of blocks on its diagonal, whose labels are the blocks' numbers    (position_contents.py)
+    same := Equal of two elements of one tensor of labels, at the row and at the column of a score
+                                               (positions.py)
+          | a constant mask of blocks on its diagonal, whose labels are the blocks' numbers
+                                               (position_contents.py)
 
-The operator expresses this as input_layout TND, with the ends of the sequences. That requires equal labels to be
-neighbours: the labels have to come in *runs*. Labels that are an input of the model may not, so the proof looks at how
-labels are computed:
+The operator expresses this as input_layout TND, with the ends of the sequences. That requires equal
+labels to be neighbours: the labels have to come in *runs*. Labels that are an input of the model
+may not, so the proof looks at how labels are computed:
 
     runs := CumSum(x) along the axis           every x is 0 or 1
-          | ReduceSum(Cast(m))                 not over the axis; m compares positions along the axis with something
-                                               that is the same all along it. Example: how many of the cumulative
-                                               lengths a position has reached
+          | ReduceSum(Cast(m))                 not over the axis; m compares positions along the
+                                               axis with something that is the same all along it.
+                                               Example: how many of the cumulative lengths a
+                                               position has reached
           | Cast(m)                            m as above
           | a constant whose equal numbers are neighbours
           | runs + x | runs - x | x - runs     x the same all along the axis
-          | runs moved                         by Identity, Unsqueeze, Squeeze, Reshape, Transpose, Expand, Slice, or
-                                               Gather at affine positions
+          | runs moved                         by Identity, Unsqueeze, Squeeze, Reshape, Transpose,
+                                               Expand, Slice, or Gather at affine positions
           | Cast(runs)                         to a wider type, or of a CumSum or ReduceSum as above
 
-Such a CumSum or ReduceSum never falls, or never rises, from one position to the next. This holds for any lengths that
-are given to the model, also for lengths that are unsorted, 0, too long or too short in sum. Labels made of such sums
-come in runs in every run of the model, so the ends of the sequences can be read off the labels. Adding one number at
-all positions keeps unequal labels unequal, even where the sums wrap around.
+Such a CumSum or ReduceSum never falls, or never rises, from one position to the next. This holds
+for any lengths that are given to the model, also for lengths that are unsorted, 0, too long or too
+short in sum. Labels made of such sums come in runs in every run of the model, so the ends of the
+sequences can be read off the labels. Adding one number at all positions keeps unequal labels
+unequal, even where the sums wrap around.
 
     counted := CumSum(Cast(Not(Equal(x[t] - x[t - 1], 1))))
 
-These are labels made of position_ids. The position x goes up by one from token to token of a sequence, so a comparison
-of the positions of two tokens of a sequence compares their order. Positions that wrap around their type are left out.
+These are labels made of position_ids. The position x goes up by one from token to token of a
+sequence, so a comparison of the positions of two tokens of a sequence compares their order.
+Positions that wrap around their type are left out.
 """
 
 from __future__ import annotations
@@ -76,8 +82,9 @@ COUNTED = Op("CumSum", Op("Cast", Op("Not", Op("Equal", STEP, Number(1.0)))), op
 class Packing:
     """Packed sequences: `labels` are equal for the tokens of one sequence.
 
-    `dims` are the score axes of the labels' dimensions. One of them is the row axis, which stands for the columns, too.
-    `in_runs` says whether equal labels are proven to be neighbours, and `never_enlarges` is that of the mask's term.
+    `dims` are the score axes of the labels' dimensions. One of them is the row axis, which stands
+    for the columns, too. `in_runs` says whether equal labels are proven to be neighbours, and
+    `never_enlarges` is that of the mask's term.
     """
 
     labels: ir.Value
@@ -89,7 +96,9 @@ class Packing:
     def missed(self) -> Missed:
         """What the report says about labels that are not proven to come in runs."""
         reason = "the labels of packed sequences are not proven unbroken: one may come back after another"
-        return Missed(MissedCode.NOT_PACKED, reason, self.labels.name, f"--assume {UNBROKEN} if none does")
+        return Missed(
+            MissedCode.NOT_PACKED, reason, self.labels.name, f"--assume {UNBROKEN} if none does"
+        )
 
 
 @dataclass(frozen=True)
@@ -128,14 +137,15 @@ class ContiguousLabels:
         return self._stepped(difference, axis)
 
     def _stepped(self, difference: ir.Node, axis: int) -> ir.Value | None:
-        """The x of a difference x[t] - x[t - 1]; None for other differences. The difference of the first position,
-        which has no predecessor, does not matter."""
+        """The x of a difference x[t] - x[t - 1]; None for other differences. The difference of the
+        first position, which has no predecessor, does not matter."""
         shape = self.info.shape(difference.outputs[0])
         if shape is None:
             return None
         positions = Positions(self.info, shape)
         later, earlier = (
-            dict(positions.origins(*operand)) for operand in positions.operands(difference, positions.identity_index)
+            dict(positions.origins(*operand))
+            for operand in positions.operands(difference, positions.identity_index)
         )
         for value in later:
             joined, index = concat_of(value.producer(), self.info), positions.identity_index
@@ -189,7 +199,12 @@ class ContiguousLabels:
         positions = self._positions_in(node.outputs[0])
         operands = positions.operands(node, positions.identity_index)
         for (one, places), (_, beside) in (operands, operands[::-1]):
-            if one is None or places is None or beside is None or any(place.steps[axis] for place in beside):
+            if (
+                one is None
+                or places is None
+                or beside is None
+                or any(place.steps[axis] for place in beside)
+            ):
                 continue
             along = _running(places, axis)
             if len(along) == 1 and self.holds(one, along[0], depth + 1):
@@ -208,7 +223,8 @@ class ContiguousLabels:
         return alone and self.holds(source, along[0], depth + 1)
 
     def _is_monotone(self, value: ir.Value, axis: int) -> bool:
-        """Is the value a comparison that changes at most once along the axis, and everywhere in the same direction?"""
+        """Is the value a comparison that changes at most once along the axis, and everywhere in the
+        same direction?"""
         compared = source_through(value, "Not")
         node, shape = compared.producer(), self.info.shape(compared)
         if shape is None or not is_op(node, *ORDERINGS):
@@ -237,7 +253,8 @@ def _running(places: Sequence[Affine], axis: int) -> list[int]:
 
 
 def _uncast(value: ir.Value) -> ir.Value:
-    """The source of a Cast, such as truth values that are summed; ABSENT where the value is no Cast."""
+    """The source of a Cast, such as truth values that are summed; ABSENT where the value is no
+    Cast."""
     node = value.producer()
     return operand_at(node, 0) if is_op(node, "Cast") else ABSENT
 
@@ -245,4 +262,6 @@ def _uncast(value: ir.Value) -> ir.Value:
 def _in_runs(array: np.ndarray, axis: int) -> bool:
     """Are equal numbers neighbours along the axis?"""
     rows = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
-    return all(len(np.unique(row)) == 1 + np.count_nonzero(np.diff(row)) for row in rows if row.size)
+    return all(
+        len(np.unique(row)) == 1 + np.count_nonzero(np.diff(row)) for row in rows if row.size
+    )

@@ -5,13 +5,15 @@
 
     operand := Reshape(x, sizes) | a move (movers.py) or Cast of an operand
 
-A Reshape keeps the number of elements. So where its input has the sizes a, b, c and its result a, b, d, then c is d if
-there are elements at all. Doge repeats a mask for several heads and states the number of its columns once more: a mask
-of one column, which the bias beside it makes one of all keys, does not fit there.
+A Reshape keeps the number of elements. So where its input has the sizes a, b, c and its result a,
+b, d, then c is d if there are elements at all. Doge repeats a mask for several heads and states the
+number of its columns once more: a mask of one column, which the bias beside it makes one of all
+keys, does not fit there.
 
-Only an operand of an element-wise operator is looked at. If the result has elements, then each operand has some. The
-scores have no elements if there are no keys, but the attention then still has a result: zeros for each row of each
-batch entry and head. So only the number of columns is read by these sizes.
+Only an operand of an element-wise operator is looked at. If the result has elements, then each
+operand has some. The scores have no elements if there are no keys, but the attention then still has
+a result: zeros for each row of each batch entry and head. So only the number of columns is read by
+these sizes.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ ELEMENTWISE = ("Add", "Sub", "Where")
 
 
 def sizes_of_reshapes(nodes: Sequence[ir.Node], info: ShapeInfo) -> Mapping[Atom, Dim]:
-    """What sizes are in the runs in which the results of these nodes have elements, by the Reshapes that make their
-    operands."""
+    """What sizes are in the runs in which the results of these nodes have elements, by the Reshapes
+    that make their operands."""
     sizes: dict[Atom, Dim] = {}
     joined = (node for node in nodes if is_op(node, *ELEMENTWISE))
     for reshape in itertools.chain.from_iterable(map(_reshapes, joined)):
@@ -54,7 +56,8 @@ def _reshapes(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _equal_sizes(own: Shape, shape: Shape) -> dict[Atom, Dim]:
-    """The size that equal numbers of elements prove, if all other sizes of both shapes are equal and none is 0."""
+    """The size that equal numbers of elements prove, if all other sizes of both shapes are equal
+    and none is 0."""
     left, right = list(own), list(shape)
     for size in own:
         if size in right:

@@ -1,31 +1,38 @@
-"""The order of additions. The original adds the terms to the scores one by one; a bias is summed up before it is added.
+"""The order of additions. The original adds the terms to the scores one by one; a bias is summed up
+before it is added.
 
     scores = (query @ key.T + position_bias) + mask               # the model
     scores = query @ key.T + (position_bias + mask)               # the operator with a bias
 
 Both round alike where each addend, up to its sign, is of one of these kinds:
 
-    fine      rounds a score no more than it is rounded anyway: numbers up to 256, weights, results of products and
-              activations
+    fine      rounds a score no more than it is rounded anyway: numbers up to 256, weights, results
+              of products and activations
     huge      0, or so large that a score and a fine addend are lost in it (`huge` below)
-    coarse    anything else: numbers such as -1e4 and -1e9, inputs of the model that may hold such numbers
+    coarse    anything else: numbers such as -1e4 and -1e9, inputs of the model that may hold such
+              numbers
 
-    1 fine addends, in any number                        every sum has the same rounding errors as scores have
-    2 one coarse addend and no other but huge ones       score + coarse is the same sum in both orders; beside a huge
+    1 fine addends, in any number                        every sum has the same rounding errors as
+                                                         scores have
+    2 one coarse addend and no other but huge ones       score + coarse is the same sum in both
+                                                         orders; beside a huge
       that it is proven to be lost in                    addend both are lost, whichever comes first
-    3 huge addends of one sign, beside those of 1 or 2   they do not cancel, so every sum of them is huge; an addend
-                                                         that holds huge and fine numbers counts as both
+    3 huge addends of one sign, beside those of 1 or 2   they do not cancel, so every sum of them is
+                                                         huge; an addend that holds huge and fine
+                                                         numbers counts as both
     4 one huge addend of unknown sign, beside fine ones  there is nothing that it could cancel with
 
-A factor after the sums keeps their rounding where it is a power of 2. After a coarse addend only such factors are
-accepted. A negative factor between two huge addends changes the sign of the first.
+A factor after the sums keeps their rounding where it is a power of 2. After a coarse addend only
+such factors are accepted. A negative factor between two huge addends changes the sign of the first.
 
-This holds for float32. ONNX Runtime computes 16-bit sums in float32, and so does the operator. Only two kinds of 16-bit
-addends count as coarse there: addends beyond the range of float16, and addends in front of a factor that enlarges their
-rounding errors. A sum after a coarse addend is declined where ONNX Runtime rounds it to 16 bits (sixteen_bits.py).
+This holds for float32. ONNX Runtime computes 16-bit sums in float32, and so does the operator. Only
+two kinds of 16-bit addends count as coarse there: addends beyond the range of float16, and addends
+in front of a factor that enlarges their rounding errors. A sum after a coarse addend is declined
+where ONNX Runtime rounds it to 16 bits (sixteen_bits.py).
 
-Everything else is declined. A row that coarse numbers mask fully shows how its scores were rounded. Two huge numbers of
-opposite signs swallow the scores one after the other, but their sum may leave the scores as they are.
+Everything else is declined. A row that coarse numbers mask fully shows how its scores were rounded.
+Two huge numbers of opposite signs swallow the scores one after the other, but their sum may leave
+the scores as they are.
 """
 
 from __future__ import annotations
@@ -58,7 +65,15 @@ from fa_compiler.passes.ir.nodes import (
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, HUGE, LOST_SHARE, MAX_FINE
 from fa_compiler.passes.masks.mask_values import TermValues
-from fa_compiler.passes.masks.score_ops import Add, AlignedTensor, Floor, MaskTerm, Scale, Select, Term
+from fa_compiler.passes.masks.score_ops import (
+    Add,
+    AlignedTensor,
+    Floor,
+    MaskTerm,
+    Scale,
+    Select,
+    Term,
+)
 from fa_compiler.passes.masks.sixteen_bits import is_rounded_on_the_way
 from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS
 from fa_compiler.passes.ops.movers import MOVES, element_source
@@ -66,21 +81,30 @@ from fa_compiler.passes.ops.numbers import CHOICES, PASSING, passed_on
 from fa_compiler.passes.values.facts import Facts
 
 CANCELLED = 2.0**-24
-"""The smallest share of a float32 number that a subtraction leaves, unless it leaves 0: the last bit."""
+"""The smallest share of a float32 number that a subtraction leaves, unless it leaves 0: the last
+bit."""
 SMALLEST_REST = 2.0**-24
 """The smallest number other than 0 that 1 - x can be for a float32 x."""
 BINARY_HINT = f"--assume {BINARY_MASKS} if every mask that is given to the model holds only 0 and 1"
-ONE_SIGN_HINT = "let every mask lower the scores: put -inf in place of masked scores, or add a number below 0"
+ONE_SIGN_HINT = (
+    "let every mask lower the scores: put -inf in place of masked scores, or add a number below 0"
+)
 MAX_STEPS = 64
 MAX_DEPTH = 32
 WHOLE = (*PASSING, "Add", "Sub", "Mul", "Neg", "Abs", "Cast")
 ARITHMETIC = (*PASSING, *FOUR_OPERATIONS, "Neg", "Abs", "Cast", "CumSum", "Max", "Min")
-"""Operators that may compute a number from integers that are inputs of the model. Integers that other operators compute
-are positions and sizes."""
+"""Operators that may compute a number from integers that are inputs of the model. Integers that
+other operators compute are positions and sizes."""
 KEEP_SIGNS = (*PASSING, "Add", "Cast", "Pad", "Max", "Min")
 """Operators whose huge results have the sign of a huge operand. A Scatter may multiply instead."""
 NORMALISING = (
-    *("LayerNormalization", "RMSNormalization", "BatchNormalization", "GroupNormalization", "InstanceNormalization"),
+    *(
+        "LayerNormalization",
+        "RMSNormalization",
+        "BatchNormalization",
+        "GroupNormalization",
+        "InstanceNormalization",
+    ),
     *("Conv", "ConvTranspose", "LSTM", "GRU", "RNN", "Exp", "Erf", "Gelu"),
 )
 """Operators whose results are activations, like those of products."""
@@ -88,8 +112,8 @@ NORMALISING = (
 
 @dataclass(frozen=True)
 class Huge:
-    """Elements that are 0 or at least `least` in absolute value. `negative` and `positive` say which signs they may
-    have."""
+    """Elements that are 0 or at least `least` in absolute value. `negative` and `positive` say
+    which signs they may have."""
 
     least: float
     negative: bool
@@ -118,8 +142,8 @@ class Huge:
         return Huge(least, self.negative or other.negative, self.positive or other.positive)
 
     def plus(self, other: Huge) -> Huge:
-        """The sums of elements of both kinds. Two elements of opposite signs may cancel, altogether or but for a last
-        bit."""
+        """The sums of elements of both kinds. Two elements of opposite signs may cancel, altogether
+        or but for a last bit."""
         either = self.or_else(other)
         cancels = either.negative and either.positive
         return Huge(either.least * CANCELLED, True, True) if cancels else either
@@ -133,8 +157,9 @@ ZEROS = Huge(math.inf, False, False)
 
 @dataclass(frozen=True)
 class Parts:
-    """The kinds of numbers in an addend besides fine ones: coarse ones and huge ones. The huge ones are ZEROS where
-    there are none, and where the addend may hold coarse ones, for then nothing is known of them."""
+    """The kinds of numbers in an addend besides fine ones: coarse ones and huge ones. The huge ones
+    are ZEROS where there are none, and where the addend may hold coarse ones, for then nothing is
+    known of them."""
 
     coarse: bool
     huge: Huge
@@ -143,8 +168,11 @@ class Parts:
 COARSE = Parts(True, ZEROS)
 
 
-def assumptions_for_reordering(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> tuple[str, ...]:
-    """The fewest of the user's assumptions under which a bias of these terms rounds like the terms one by one.
+def assumptions_for_reordering(
+    terms: tuple[Term, ...], values: TermValues, assume: Collection[str]
+) -> tuple[str, ...]:
+    """The fewest of the user's assumptions under which a bias of these terms rounds like the terms
+    one by one.
 
     Raises Decline with `mask_value` where they are not enough.
     """
@@ -156,12 +184,14 @@ def assumptions_for_reordering(terms: tuple[Term, ...], values: TermValues, assu
     return BINARY_MASKS, NO_EMPTY_ROWS
 
 
-def reordering_decline(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> Decline | None:
-    """A decline with `mask_value` where a bias of these terms may round differently from the terms one by one, else
-    None.
+def reordering_decline(
+    terms: tuple[Term, ...], values: TermValues, assume: Collection[str]
+) -> Decline | None:
+    """A decline with `mask_value` where a bias of these terms may round differently from the terms
+    one by one, else None.
 
-    A selection counts as an addend of its fill. A floor counts as an addend of its number, to which the terms after it
-    are added.
+    A selection counts as an addend of its fill. A floor counts as an addend of its number, to which
+    the terms after it are added.
     """
     kinds = _Kinds(terms, values, _Sizes(values.viewer.facts, BINARY_MASKS in assume))
     culprit = next(kinds.opposite_signs(), None)
@@ -170,7 +200,9 @@ def reordering_decline(terms: tuple[Term, ...], values: TermValues, assume: Coll
         vouched = (*assume, BINARY_MASKS)
         again = None if BINARY_MASKS in assume else reordering_decline(terms, values, vouched)
         helps = BINARY_MASKS not in assume and (again is None or again.reason != reason)
-        return Decline(Code.MASK_VALUE, reason, culprit.node, BINARY_HINT if helps else ONE_SIGN_HINT)
+        return Decline(
+            Code.MASK_VALUE, reason, culprit.node, BINARY_HINT if helps else ONE_SIGN_HINT
+        )
     if NO_EMPTY_ROWS in assume:
         return None
     return kinds.shown_by_empty_rows()
@@ -187,12 +219,20 @@ class _Kinds:
     @cached_property
     def throughout(self) -> dict[MaskTerm, Huge]:
         """The numbers of each addend and selection, as far as they are huge throughout."""
-        return {term: self.sizes.huge_term(term) for term in self.terms if isinstance(term, Add | Select)}
+        return {
+            term: self.sizes.huge_term(term)
+            for term in self.terms
+            if isinstance(term, Add | Select)
+        }
 
     @cached_property
     def plain(self) -> dict[Add[AlignedTensor], Parts]:
         """The kinds of numbers in the addends that are not huge throughout."""
-        adds = (term for term, numbers in self.throughout.items() if isinstance(term, Add) and not numbers.is_huge)
+        adds = (
+            term
+            for term, numbers in self.throughout.items()
+            if isinstance(term, Add) and not numbers.is_huge
+        )
         return {term: self.sizes.parts(term) for term in adds}
 
     @cached_property
@@ -209,7 +249,8 @@ class _Kinds:
 
     @cached_property
     def huge(self) -> dict[MaskTerm, Huge]:
-        """The finite huge numbers of the terms that have some, with their signs after later factors."""
+        """The finite huge numbers of the terms that have some, with their signs after later
+        factors."""
         mixed: dict[MaskTerm, Huge] = {term: parts.huge for term, parts in self.plain.items()}
         return {
             term: numbers.turned() if term in self.turned else numbers
@@ -218,22 +259,27 @@ class _Kinds:
         }
 
     def opposite_signs(self) -> Iterator[MaskTerm]:
-        """The terms whose huge numbers may have another sign than those of another term, or of a floor before them."""
+        """The terms whose huge numbers may have another sign than those of another term, or of a
+        floor before them."""
         low = [term for term, numbers in self.huge.items() if numbers.negative]
         high = [term for term, numbers in self.huge.items() if numbers.positive]
         for lowering in low:
-            yield from (term for term in high if term is not lowering)  # one alone is case 4, of one sign case 3
+            # one alone is case 4, of one sign case 3
+            yield from (term for term in high if term is not lowering)
         for place, floor in enumerate(self.terms):
             if isinstance(floor, Floor) and abs(floor.floor) >= HUGE:
                 opposite = high if (floor.floor < 0) ^ (floor in self.turned) else low
                 yield from (term for term in opposite if self.terms.index(term) > place)
 
     def shown_by_empty_rows(self) -> Decline | None:
-        """A decline where the order of additions may show in rows that coarse addends mask fully, else None."""
+        """A decline where the order of additions may show in rows that coarse addends mask fully,
+        else None."""
         coarse = [term for term, parts in self.plain.items() if parts.coarse]
         for term in coarse:
             if not self.values.is_float32(term) and is_rounded_on_the_way(term.node.outputs[0]):
-                return _in_empty_rows("scores are rounded to 16 bits behind a mask or bias with large numbers", term)
+                return _in_empty_rows(
+                    "scores are rounded to 16 bits behind a mask or bias with large numbers", term
+                )
         first = next(filter(self._rounds_coarsely, coarse), None)
         if first is None or self._is_one_sum(first):
             return None
@@ -244,14 +290,17 @@ class _Kinds:
         return _in_empty_rows(reason, first)
 
     def _rounds_coarsely(self, term: Add[AlignedTensor]) -> bool:
-        """Does a coarse addend round scores more coarsely than their type, or a factor enlarge its rounding errors?"""
+        """Does a coarse addend round scores more coarsely than their type, or a factor enlarge its
+        rounding errors?"""
         if self.values.is_float32(term) or self.sizes.is_beyond_float16(term.operand.value):
             return True
         return any(abs(factor.factor) > 1.0 for factor in _factors_behind(self.terms, term))
 
     def _is_one_sum(self, term: Add[AlignedTensor]) -> bool:
         """Case 2: is score + term the same sum in both orders?"""
-        if len(self.plain) > 1 or any(factor.rounds for factor in _factors_behind(self.terms, term)):
+        if len(self.plain) > 1 or any(
+            factor.rounds for factor in _factors_behind(self.terms, term)
+        ):
             return False
         least = min((numbers.least for numbers in self.huge.values()), default=math.inf)
         return math.isinf(least) or self.sizes.largest(term.operand.value) < least * LOST_SHARE
@@ -270,8 +319,8 @@ def _in_empty_rows(reason: str, term: Term) -> Decline:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Answers questions about how large addends are. If `binary`, masks that are inputs of the model hold only 0 and
-    1."""
+    """Answers questions about how large addends are. If `binary`, masks that are inputs of the
+    model hold only 0 and 1."""
 
     facts: Facts
     binary: bool
@@ -279,7 +328,8 @@ class _Sizes:
     """What `huge` has answered."""
 
     def huge_term(self, term: MaskTerm) -> Huge:
-        """The numbers of an addend, or of a selection's fill; of ANY_SIZE where they are not huge throughout."""
+        """The numbers of an addend, or of a selection's fill; of ANY_SIZE where they are not huge
+        throughout."""
         if isinstance(term, Select):
             return _of_numbers((term.fill,))
         return self.huge(term.operand.value).times(term.sign)
@@ -287,9 +337,11 @@ class _Sizes:
     def huge(self, value: ir.Value | None, depth: int = 0) -> Huge:
         """The sizes of a tensor's elements where all of them are 0 or at least HUGE; else ANY_SIZE.
 
-        huge := numbers | moved huge | Neg(huge) | Where(c, huge, huge) | Concat of huge | Trilu(huge)
+        huge := numbers | moved huge | Neg(huge) | Where(c, huge, huge) | Concat of huge |
+        Trilu(huge)
               | ScatterND or ScatterElements of huge into huge | huge + huge | huge - huge
-              | Mul(x, number)     x is whole numbers, or 1 - y in float32, which is 0 or at least 2^-24
+              | Mul(x, number)     x is whole numbers, or 1 - y in float32, which is 0 or at least
+                                   2^-24
         """
         if value is None or depth > MAX_DEPTH:
             return ANY_SIZE
@@ -306,7 +358,9 @@ class _Sizes:
         if node is None:
             return ANY_SIZE
         if operands := passed_on(node):
-            return functools.reduce(Huge.or_else, (self.huge(operand, depth + 1) for operand in operands))
+            return functools.reduce(
+                Huge.or_else, (self.huge(operand, depth + 1) for operand in operands)
+            )
         if is_op(node, "Mul"):
             return self._product(node)
         if not is_op(node, "Neg", "Add", "Sub"):
@@ -333,7 +387,8 @@ class _Sizes:
         return ANY_SIZE
 
     def _rest(self, value: ir.Value) -> int:
-        """1 for 1 - x and -1 for x - 1, in integers or float32, moved or not; 0 for anything else."""
+        """1 for 1 - x and -1 for x - 1, in integers or float32, moved or not; 0 for anything
+        else."""
         node = element_source(value, "Cast").producer()
         if not is_op(node, "Sub"):
             return 0
@@ -344,7 +399,8 @@ class _Sizes:
         return 1 if ones[0] == 1.0 else -1
 
     def is_beyond_float16(self, value: ir.Value) -> bool:
-        """Is a 16-bit value known to hold numbers that are too large for float16 before they are rounded?"""
+        """Is a 16-bit value known to hold numbers that are too large for float16 before they are
+        rounded?"""
         value = element_source(value)
         node, size = value.producer(), self.largest(value)
         if is_op(node, "Cast", "Mul"):
@@ -354,10 +410,11 @@ class _Sizes:
     def parts(self, term: Add[AlignedTensor]) -> Parts:
         """The kinds of numbers in an addend that is not huge throughout.
 
-        It is coarse if it holds coarse constants, or if it is made of an input of the model whose content is unknown.
-        An addend whose sources are too many to follow counts as coarse.
+        It is coarse if it holds coarse constants, or if it is made of an input of the model whose
+        content is unknown. An addend whose sources are too many to follow counts as coarse.
         """
-        pending = [(term.operand.value, True)]  # a value, and whether its huge numbers keep their signs
+        # a value, and whether its huge numbers keep their signs
+        pending = [(term.operand.value, True)]
         seen: set[ir.Value] = set()
         total = ZEROS
         while pending:
@@ -379,14 +436,19 @@ class _Sizes:
         return Parts(False, total.times(term.sign))
 
     def _is_coarse(self, value: ir.Value) -> bool:
-        """Are the large numbers of a value, which is not huge, its own: constants, inputs of the model, results of a
-        loop?"""
-        if self.facts.sets.of(value) is not None or constant(value) is not None or inner_values(value) == []:
+        """Are the large numbers of a value, which is not huge, its own: constants, inputs of the
+        model, results of a loop?"""
+        if (
+            self.facts.sets.of(value) is not None
+            or constant(value) is not None
+            or inner_values(value) == []
+        ):
             return True
         return value.producer() is None and (not is_weight(value) or value.is_graph_input())
 
     def _sources_of_large(self, value: ir.Value) -> Sequence[ir.Value]:
-        """The values that large numbers of a value come from; empty for weights and activations, which are fine."""
+        """The values that large numbers of a value come from; empty for weights and activations,
+        which are fine."""
         node, branches = value.producer(), inner_values(value)
         if node is None or branches is not None:
             return branches or ()
@@ -397,14 +459,15 @@ class _Sizes:
         return [operand for operand in _combined(node) if self._may_be_large(operand)]
 
     def _may_be_large(self, operand: ir.Value) -> bool:
-        """May an operand hold large numbers? Booleans do not, nor do computed integers, which are positions and
-        sizes."""
+        """May an operand hold large numbers? Booleans do not, nor do computed integers, which are
+        positions and sizes."""
         dtype = self.facts.info.dtype(operand)
         computed = operand.producer() is not None and not is_op(operand.producer(), *ARITHMETIC)
         return not (dtype == ir.DataType.BOOL or (_is_integer(dtype) and computed))
 
     def largest(self, value: ir.Value) -> float:
-        """An upper bound of the absolute values of all elements that are not NaN; infinity where none is known."""
+        """An upper bound of the absolute values of all elements that are not NaN; infinity where
+        none is known."""
         return self.facts.largest(value)
 
 
@@ -419,7 +482,11 @@ def _keeps_signs(value: ir.Value) -> bool:
 def _of_numbers(numbers: Collection[float]) -> Huge:
     others = [number for number in numbers if number != 0.0]
     least = min(map(abs, others), default=math.inf)
-    return Huge(least, any(x < 0 for x in others), any(x > 0 for x in others)) if least >= HUGE else ANY_SIZE
+    return (
+        Huge(least, any(x < 0 for x in others), any(x > 0 for x in others))
+        if least >= HUGE
+        else ANY_SIZE
+    )
 
 
 COMBINED = {**CHOICES, "Cast": (0,), "Pad": (0, 2)}

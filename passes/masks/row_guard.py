@@ -16,8 +16,8 @@ class RowGuard(Enum):
         SELECTION    the mask itself selects the probabilities or zeros
         PRODUCT      the probabilities are multiplied by the mask as 0 and 1: what is NaN stays NaN
 
-    A boolean mask makes the last three superfluous, because its empty rows are the rows that they zero. A bias cannot
-    keep SELECTION and PRODUCT.
+    A boolean mask makes the last three superfluous, because its empty rows are the rows that they
+    zero. A bias cannot keep SELECTION and PRODUCT.
     """
 
     NONE = "none"
@@ -28,20 +28,22 @@ class RowGuard(Enum):
     PRODUCT = "product"
 
     def beside(self, value: float) -> RowGuard:
-        """The guard that has the same effect beside a mask of this number. A product does nothing beside -inf: its rows
-        stay NaN."""
+        """The guard that has the same effect beside a mask of this number. A product does nothing
+        beside -inf: its rows stay NaN."""
         if self is not RowGuard.PRODUCT:
             return self
         return RowGuard.NONE if value == -math.inf else RowGuard.SELECTION
 
     @property
     def repeats_mask(self) -> bool:
-        """Does the guard mask the probabilities like the scores? There is one selection of the scores then."""
+        """Does the guard mask the probabilities like the scores? There is one selection of the
+        scores then."""
         return self in (RowGuard.SELECTION, RowGuard.PRODUCT)
 
     @property
     def is_free_of_mask(self) -> bool:
-        """Does the guard test the computed scores or probabilities, or nothing, however the mask is planned?"""
+        """Does the guard test the computed scores or probabilities, or nothing, however the mask is
+        planned?"""
         return self in (RowGuard.NONE, RowGuard.NAN, RowGuard.SCORES)
 
     @property
@@ -51,7 +53,8 @@ class RowGuard(Enum):
 
     @property
     def nan_rows_beside_mask(self) -> str:
-        """The value of cpu_nan_rows beside a boolean mask. Only guards that look at the scores still need it there."""
+        """The value of cpu_nan_rows beside a boolean mask. Only guards that look at the scores
+        still need it there."""
         return self.nan_rows if self in (RowGuard.NAN, RowGuard.SCORES) else ""
 
 

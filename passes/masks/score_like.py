@@ -1,4 +1,5 @@
-"""Addends that are as large as scores: products of activations, such as those of queries and relative positions.
+"""Addends that are as large as scores: products of activations, such as those of queries and
+relative positions.
 
     relative = query @ position_embeddings.T                      # as in Transformer-XL
     relative = torch.nn.functional.pad(relative, (1, 0)).reshape(batch, heads, keys + 1, rows)
@@ -9,7 +10,8 @@
                 | score-like * c | score-like / c      the factor, c or 1 / c, is at most 1e15
                 | Add, Sub or Concat                   of score-like tensors and zeros
 
-The number of a mask, at most -1e30, is taken to outweigh every score (mask.py), and so every score-like addend.
+The number of a mask, at most -1e30, is taken to outweigh every score (mask.py), and so every
+score-like addend.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ def is_score_like(value: ir.Value, viewer: Viewer) -> bool:
 
 
 def _is_moderate(operand: ir.Value, viewer: Viewer) -> bool:
-    """May the operand of a product be one of scores? A constant, or one that may hold large numbers, needs a bound."""
+    """May the operand of a product be one of scores? A constant, or one that may hold large
+    numbers, needs a bound."""
     bounds = viewer.facts.bounds
     interval = bounds.unless_nan(operand)
     if interval is None:
@@ -58,7 +61,8 @@ def _is_moderate(operand: ir.Value, viewer: Viewer) -> bool:
 
 
 def _made_of(node: ir.Node, viewer: Viewer) -> list[ir.Value] | None:
-    """The operands that have to be like scores for the result of a node to be; None for other nodes."""
+    """The operands that have to be like scores for the result of a node to be; None for other
+    nodes."""
     scaled = viewer.factor(node)
     if scaled is not None and abs(scaled[1]) <= MAX_SCORE_OPERAND:
         return [scaled[0]]
@@ -71,15 +75,19 @@ def _made_of(node: ir.Node, viewer: Viewer) -> list[ir.Value] | None:
 
 
 def holds_large(value: ir.Value, bounds: Bounds) -> bool:
-    """Is a number beyond 1e15, such as the number of a mask, combined into the value? The results of a loop may hold
-    such numbers."""
+    """Is a number beyond 1e15, such as the number of a mask, combined into the value? The results
+    of a loop may hold such numbers."""
     pending, seen = [value], set[ir.Value]()
     while pending:
         current = element_source(pending.pop(), "Cast")
         if current in seen:
             continue
         seen.add(current)
-        interval, inner, node = bounds.unless_nan(current), inner_values(current), current.producer()
+        interval, inner, node = (
+            bounds.unless_nan(current),
+            inner_values(current),
+            current.producer(),
+        )
         if interval is not None:
             if max(map(abs, interval)) > MAX_SCORE_OPERAND:
                 return True

@@ -1,4 +1,5 @@
-"""The operations on the scores between their product and the softmax: one set of them, from the graph to the plan.
+"""The operations on the scores between their product and the softmax: one set of them, from the
+graph to the plan.
 
     operations          their tensors are                made by
     ------------------  -------------------------------  ---------------------------------------------------------
@@ -6,8 +7,8 @@
     terms               AlignedTensor: with their axes   matching/score_walk.py
     of a bias           BiasOperand: as emitted          masks/mask.py and attention_ops/, for rewrite/mask_builder.py
 
-On a path and as terms, the operations change the scores, in order. A bias starts as 0, and its operations change it in
-the same way. "The result so far" below is the scores or the bias.
+On a path and as terms, the operations change the scores, in order. A bias starts as 0, and its
+operations change it in the same way. "The result so far" below is the scores or the bias.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Add(Generic[Tensor]):
 
 @dataclass(frozen=True)
 class Select(Generic[Tensor]):
-    """Keep the result so far where the boolean `operand` equals `keep`, and put `fill` elsewhere."""
+    """Keep the result so far where the boolean `operand` equals `keep`, and put `fill`
+    elsewhere."""
 
     node: ir.Node
     operand: Tensor
@@ -70,11 +72,12 @@ ScoreOp = Add[Tensor] | Select[Tensor] | Scale | Floor
 
 @dataclass(frozen=True)
 class AlignedTensor:
-    """A tensor along the axes of the scores. `dims` has the axes of each dimension, () for a dimension of 1.
+    """A tensor along the axes of the scores. `dims` has the axes of each dimension, () for a
+    dimension of 1.
 
-    `never_enlarges` says that the tensor is proven not to enlarge the scores in any run. A tensor that may enlarge
-    them, for example by another batch size, has to reach the operator with all of its dimensions, because the operator
-    refuses such a run.
+    `never_enlarges` says that the tensor is proven not to enlarge the scores in any run. A tensor
+    that may enlarge them, for example by another batch size, has to reach the operator with all of
+    its dimensions, because the operator refuses such a run.
     """
 
     value: ir.Value
@@ -86,9 +89,10 @@ class AlignedTensor:
 class BiasOperand:
     """An operand of a bias as the rewriter reads it.
 
-    If `unrounded`, 16-bit numbers that ONNX Runtime computes in float32 are not rounded. If `moved`, this holds also
-    after a single operator that moves them. `summands` are given where the base of the view is the sum of two tensors,
-    one of which is only repeated along some of its axes.
+    If `unrounded`, 16-bit numbers that ONNX Runtime computes in float32 are not rounded. If
+    `moved`, this holds also after a single operator that moves them. `summands` are given where the
+    base of the view is the sum of two tensors, one of which is only repeated along some of its
+    axes.
     """
 
     view: View
@@ -110,10 +114,11 @@ def tensors_of(operations: Iterable[ScoreOp[Tensor]]) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class ExcludedPositions:
-    """Excluded positions: those where `view`, as a truth value, equals `when`. A float is true when it is not 0.
+    """Excluded positions: those where `view`, as a truth value, equals `when`. A float is true when
+    it is not 0.
 
-    The base of the view may be longer than the scores in its dimension `cut`, where there is one: its first elements
-    count.
+    The base of the view may be longer than the scores in its dimension `cut`, where there is one:
+    its first elements count.
     """
 
     view: View

@@ -1,25 +1,29 @@
-"""Roundings of scores and probabilities to 8 or 16 bits and back, as quantisers write them around every operator (QDQ).
+"""Roundings of scores and probabilities to 8 or 16 bits and back, as quantisers write them around
+every operator (QDQ).
 
     q = (x / scale).round().add(zero_point).clamp(-128, 127)
     x = (q - zero_point) * scale
 
     rounded(x) := DequantizeLinear(QuantizeLinear(x, scale, zero_point), scale, zero_point)
 
-Scale and zero point are constants of one number, equal in both nodes; the scale is finite and greater than 0.
+Scale and zero point are constants of one number, equal in both nodes; the scale is finite and
+greater than 0.
 
-A rounding moves a number by up to half of the scale, and one outside of the range of the integers by more. So it is
-left out only if the user says that scores and probabilities need not be rounded, by
-`--assume drop-activation-quantisation`. The fused model then computes what the model computed before these roundings
-were put into it. A row that is masked everywhere by -inf is then NaN, as it was in that model; the integers have no
--inf.
+A rounding moves a number by up to half of the scale, and one outside of the range of the integers
+by more. So it is left out only if the user says that scores and probabilities need not be rounded,
+by `--assume drop-activation-quantisation`. The fused model then computes what the model computed
+before these roundings were put into it. A row that is masked everywhere by -inf is then NaN, as it
+was in that model; the integers have no -inf.
 
-The roundings of query, key, value and of the result stay where they are: no attention is declined for them.
+The roundings of query, key, value and of the result stay where they are: no attention is declined
+for them.
 
-Masks may widen the step of a rounding so far that all scores become one number, which breaks the quantised model. The
-decline says so if an earlier rounding of the scores tells how large the scores can be (`lost_scores`).
+Masks may widen the step of a rounding so far that all scores become one number, which breaks the
+quantised model. The decline says so if an earlier rounding of the scores tells how large the scores
+can be (`lost_scores`).
 
-Refused: a rounding of which something else reads the integers, and another scale or zero point on the way back, which
-multiplies or shifts the numbers.
+Refused: a rounding of which something else reads the integers, and another scale or zero point on
+the way back, which multiplies or shifts the numbers.
 """
 
 from __future__ import annotations
@@ -70,7 +74,8 @@ def rounding_ends(node: ir.Node | None) -> ir.Node | None:
 
 
 def rounding_starts(node: ir.Node | None) -> ir.Node | None:
-    """The DequantizeLinear of the rounding that this QuantizeLinear begins; None for other nodes."""
+    """The DequantizeLinear of the rounding that this QuantizeLinear begins; None for other
+    nodes."""
     if not _is_quantising(node, "QuantizeLinear") or node.outputs[0].is_graph_output():
         return None
     end, scale = sole(data_readers(node.outputs[0])), _number(node, 1)
@@ -83,8 +88,8 @@ def rounding_starts(node: ir.Node | None) -> ir.Node | None:
 
 
 def lost_scores(start: ir.Node, facts: Facts) -> str | None:
-    """The sentence that says so if a rounding, which this QuantizeLinear begins, makes one number of all scores; None
-    where that is not proven."""
+    """The sentence that says so if a rounding, which this QuantizeLinear begins, makes one number
+    of all scores; None where that is not proven."""
     step, bounds = _number(start, 1), _bounds(operand_at(start, 0), facts)
     if step is None or bounds is None or np.rint(bounds[0] / step) != np.rint(bounds[1] / step):
         return None
@@ -95,7 +100,8 @@ def lost_scores(start: ir.Node, facts: Facts) -> str | None:
 
 
 def with_lost_scores(decline: Decline, value: ir.Value, facts: Facts) -> Decline:
-    """A decline about roundings, with the sentence of `lost_scores` if one of those above a softmax's input has one."""
+    """A decline about roundings, with the sentence of `lost_scores` if one of those above a
+    softmax's input has one."""
     if decline.hint != HINT:
         return decline
     starts = (rounding_ends(scores.producer()) for scores in reached([value], _scores_before, 64))
@@ -114,7 +120,8 @@ def _scores_before(value: ir.Value) -> list[ir.Value]:
 
 
 def _bounds(value: ir.Value, facts: Facts) -> tuple[float, float] | None:
-    """Between what numbers the scores in a value lie where no mask is, as an earlier rounding of their product says."""
+    """Between what numbers the scores in a value lie where no mask is, as an earlier rounding of
+    their product says."""
 
     def upward(state: tuple[ir.Value, float]) -> list[tuple[ir.Value, float]]:
         return _scaled_operands(*state, facts)
@@ -130,8 +137,8 @@ def _bounds(value: ir.Value, facts: Facts) -> tuple[float, float] | None:
 
 
 def _scaled_operands(value: ir.Value, factor: float, facts: Facts) -> list[tuple[ir.Value, float]]:
-    """The scores that one step makes a value of, and the factor on each up to the softmax, if a number has that factor
-    behind the step."""
+    """The scores that one step makes a value of, and the factor on each up to the softmax, if a
+    number has that factor behind the step."""
     node = value.producer()
     given = inputs_of(node)
     if is_op(node, *LAYOUT_OPS, "Cast", "Dropout", "Max", "Clip", "Sub"):
@@ -158,8 +165,8 @@ def _limits(start: ir.Node, facts: Facts) -> tuple[float, float] | None:
 
 
 def _is_product(start: ir.Node, facts: Facts) -> bool:
-    """Does a rounding begin with a product of two tensors? It may have been rounded before, and multiplied by a
-    number."""
+    """Does a rounding begin with a product of two tensors? It may have been rounded before, and
+    multiplied by a number."""
     value = operand_at(start, 0)
     while (node := value.producer()) is not None:
         if any_contraction(node, facts.info) is not None:

@@ -1,29 +1,34 @@
 """The attention matcher: from a softmax to a frozen record, without touching the graph.
 
-    attention := product(probabilities, value)             probability_path.py says what may lie between
+    attention := product(probabilities, value)             probability_path.py says what may lie
+                                                           between
     probabilities := softmax over the keys' axis           softmax.py
     softmax's input := terms(product(query, key))          scores.py, masks/mask.py
 
 A match goes through these stages. A stage is a record, which is made of the records before it:
 
-    1. AttentionPaths   attention_paths.py   the nodes around the softmax, and what they do to the scores
+    1. AttentionPaths   attention_paths.py   the nodes around the softmax, and what they do to the
+                                             scores
     2. KeySide          roles.py             which operand is the key
     3. Probabilities    probabilities.py     what the nodes after the softmax do
     4. FoundSink        sinks.py             the sink, wherever it is written
     5. Masking          masking.py           what terms and guards come to
     6. Roles            roles.py             batch, heads, q_seq and kv_seq
-    7. AttentionMatch   match.py             the record; the `_check_*` functions here stand between the stages
+    7. AttentionMatch   match.py             the record; the `_check_*` functions here stand between
+                                             the stages
 
-score_walk.py says what each step does to the scores. guards.py says what a guard after the softmax means. interior.py
-says who else may read the inner values. rewrite/rewriter.py emits nodes from the record.
+score_walk.py says what each step does to the scores. guards.py says what a guard after the softmax
+means. interior.py says who else may read the inner values. rewrite/rewriter.py emits nodes from the
+record.
 
-Query, key and value are the operands of the two products, whatever made them. The key is the operand of the first
-product that alone has the axes that the softmax runs over. The value is the operand of the product with the values that
-is not the probabilities; that product has to sum over the keys. Batch and head axes are those that both products share.
+Query, key and value are the operands of the two products, whatever made them. The key is the
+operand of the first product that alone has the axes that the softmax runs over. The value is the
+operand of the product with the values that is not the probabilities; that product has to sum over
+the keys. Batch and head axes are those that both products share.
 
-Refused, because it could change the result: an inner value that something else reads or that is a model output; an
-axis that cannot be proven to be the one it must be; scores that are rounded on the way; operands that are not
-float32, float16 or bfloat16.
+Refused, because it could change the result: an inner value that something else reads or that is a
+model output; an axis that cannot be proven to be the one it must be; scores that are rounded on the
+way; operands that are not float32, float16 or bfloat16.
 """
 
 from __future__ import annotations
@@ -66,8 +71,8 @@ from fa_compiler.passes.values.facts import Facts
 
 @dataclass(frozen=True)
 class Matcher:
-    """Matches anchors of one model. With `joins_added_product` a product that is added to the scores is a part of them,
-    no bias."""
+    """Matches anchors of one model. With `joins_added_product` a product that is added to the
+    scores is a part of them, no bias."""
 
     facts: Facts
     joins_added_product: bool = False
@@ -105,7 +110,9 @@ def _match_of(paths: AttentionPaths) -> AttentionMatch:
     _check_unbounded(paths, _why_infinity_matters(paths, found_sink))
     masking, output = Masking.of(paths, key, probabilities, found_sink), paths.output
     if masking.guard is RowGuard.BIAS and masking.plan.nan_rows:
-        _check_unbounded(paths, "the guard tests the bias, where the operator tests the scores with it")
+        _check_unbounded(
+            paths, "the guard tests the bias, where the operator tests the scores with it"
+        )
     if found_sink is None and (zeroed := zeroed_rows(paths, probabilities, masking)) is not None:
         masking, output = zeroed.masking, zeroed.where.outputs[0]
     pv = probabilities.product(paths)
@@ -149,10 +156,11 @@ def _match_of(paths: AttentionPaths) -> AttentionMatch:
 def _check_shifts(paths: AttentionPaths, kv_seq: Axes) -> None:
     """Decline a subtracted maximum that the plan cannot leave out.
 
-    The plan subtracts nothing, which changes no softmax, with two exceptions. A maximum along another axis than the
-    keys' is not one number for each row. And in a row that is masked everywhere by v, the graph has v - v = 0 whatever
-    factor follows, while the plan has v times that factor: a product of factors above 1 may make it overflow to -inf,
-    and a negative one makes v the row's largest score, beside which the others are rounded away.
+    The plan subtracts nothing, which changes no softmax, with two exceptions. A maximum along
+    another axis than the keys' is not one number for each row. And in a row that is masked
+    everywhere by v, the graph has v - v = 0 whatever factor follows, while the plan has v times
+    that factor: a product of factors above 1 may make it overflow to -inf, and a negative one makes
+    v the row's largest score, beside which the others are rounded away.
     """
     scores, space, growth = paths.scores, paths.viewer.space, 1.0
     if not scores.shifted:
@@ -165,11 +173,16 @@ def _check_shifts(paths: AttentionPaths, kv_seq: Axes) -> None:
             raise Decline(Code.SCORE_TERM, reason, term.node)
     for node, dim in scores.shifted:
         if space.resolve(dim) != space.resolve(kv_seq):
-            raise Decline(Code.SCORE_TERM, "the maximum along another axis than the keys' is subtracted", node)
+            raise Decline(
+                Code.SCORE_TERM, "the maximum along another axis than the keys' is subtracted", node
+            )
 
 
-def _found_sink(paths: AttentionPaths, kv_seq: Axes, probabilities: Probabilities) -> FoundSink | None:
-    """The sink: a column of the scores, a gate after the product, or a part of the total of exponentials."""
+def _found_sink(
+    paths: AttentionPaths, kv_seq: Axes, probabilities: Probabilities
+) -> FoundSink | None:
+    """The sink: a column of the scores, a gate after the product, or a part of the total of
+    exponentials."""
     anchor, gate, scores, viewer = paths.anchor, paths.gate, paths.scores, paths.viewer
     if scores.shifted and (gate is not None or anchor.sink is not None):
         reason = "a maximum is subtracted from the scores, and not from the sink beside them"
@@ -186,14 +199,18 @@ def _found_sink(paths: AttentionPaths, kv_seq: Axes, probabilities: Probabilitie
         found_sink = gated(gate, scores.dims, pv.out, kv_seq, viewer)
     if anchor.sink is not None:
         if scores.found_sink is not None:
-            raise Decline(Code.PROBABILITY_TERM, "a sink beside the scores, and another in their total", anchor.node)
+            raise Decline(
+                Code.PROBABILITY_TERM,
+                "a sink beside the scores, and another in their total",
+                anchor.node,
+            )
         found_sink = sink_in_total(anchor, anchor.sink, scores.dims, kv_seq, viewer)
     return found_sink
 
 
 def _check_unbounded(paths: AttentionPaths, what: str | None) -> None:
-    """Decline a factor of unknown size beside what gives another result for a score that is infinite or NaN, in words
-    (factors.py, case 2); None where nothing does."""
+    """Decline a factor of unknown size beside what gives another result for a score that is
+    infinite or NaN, in words (factors.py, case 2); None where nothing does."""
     factor = paths.scores.unbounded
     if factor is None or what is None:
         return
@@ -212,7 +229,9 @@ def _why_infinity_matters(paths: AttentionPaths, found_sink: FoundSink | None) -
     if isinstance(paths.after.guard, ScoreGuard):
         return "the guard makes a row 0 whose scores are all -inf, and not one with NaN"
     fills = [term.fill for term in paths.scores.terms if isinstance(term, Select)]
-    if any(isinstance(term, Floor) for term in paths.scores.terms) or any(fill != -math.inf for fill in fills):
+    if any(isinstance(term, Floor) for term in paths.scores.terms) or any(
+        fill != -math.inf for fill in fills
+    ):
         return "the finite number of a mask outweighs scores of -inf, but not NaN"
     return None
 
@@ -220,7 +239,9 @@ def _why_infinity_matters(paths: AttentionPaths, found_sink: FoundSink | None) -
 def _check_sums_columns(paths: AttentionPaths, pv: Operands, kv_seq: Axes) -> None:
     """Decline a product with the values that sums over something else than the keys."""
     after, resolve = paths.after, paths.viewer.space.resolve
-    sums = resolve(chain.from_iterable(pv.dims[after.side][label] for label in after.product.summed))
+    sums = resolve(
+        chain.from_iterable(pv.dims[after.side][label] for label in after.product.summed)
+    )
     wanted = resolve(kv_seq)
     if len(sums) == len(wanted) and set(sums) == set(wanted):
         return
@@ -228,12 +249,14 @@ def _check_sums_columns(paths: AttentionPaths, pv: Operands, kv_seq: Axes) -> No
     if not set(sums) & set(wanted) and holds_weights(after.value, paths.viewer):
         reason = "a linear layer mixes the probabilities of several heads (talking heads) or rows"
         raise Decline(Code.PROBABILITY_TERM, reason, node, "")
-    raise Decline(Code.NO_VALUE_MATMUL, "the product after the softmax does not sum over the keys", node)
+    raise Decline(
+        Code.NO_VALUE_MATMUL, "the product after the softmax does not sum over the keys", node
+    )
 
 
 def _check_values(paths: AttentionPaths) -> None:
-    """Decline values that hold infinities. For a masked key the graph computes 0 times infinity, which is NaN; the
-    kernels skip it."""
+    """Decline values that hold infinities. For a masked key the graph computes 0 times infinity,
+    which is NaN; the kernels skip it."""
     value = paths.after.value
     if any(map(math.isinf, paths.viewer.facts.sets.of(value) or ())):
         reason = f"the values {value.name!r} hold infinities, as a mask does, and 0 times infinity is NaN"
@@ -241,15 +264,22 @@ def _check_values(paths: AttentionPaths) -> None:
 
 
 def _check_late(paths: AttentionPaths, out: Arrangement, kv_seq: Axes) -> None:
-    """Decline a late divisor that is not one number for each row; `out` is the product's arrangement."""
+    """Decline a late divisor that is not one number for each row; `out` is the product's
+    arrangement."""
     late, after, info, space = paths.anchor.late, paths.after, paths.viewer.info, paths.viewer.space
     if late is None:
         return
     divide = late.dividing[-1]
     if after.guard is not None:
-        raise Decline(Code.PROBABILITY_TERM, "a guard on exponentials that are divided later", after.guard.where)
+        raise Decline(
+            Code.PROBABILITY_TERM,
+            "a guard on exponentials that are divided later",
+            after.guard.where,
+        )
     if info.dtype(after.product.output) != ir.DataType.FLOAT:
-        raise Decline(Code.DTYPE, "exponentials in 16 bits are summed up before they are divided", divide)
+        raise Decline(
+            Code.DTYPE, "exponentials in 16 bits are summed up before they are divided", divide
+        )
     if info.shape(late.output) != info.shape(after.product.output):
         raise Decline(Code.SHAPE, "the divisor enlarges what it divides", divide)
     keys, rows = space.resolve(kv_seq), space.resolve_all(paths.scores.dims)
@@ -259,13 +289,20 @@ def _check_late(paths: AttentionPaths, out: Arrangement, kv_seq: Axes) -> None:
         raise Decline(Code.SHAPE, "the divisor is not one number for each row", divide)
 
 
-def _operands(paths: AttentionPaths, key_side: int, pv: Operands) -> tuple[tuple[View, View, View], ir.DataType]:
-    """Query, key and value, and the type to compute in: that of the result, or float32 when they differ.
+def _operands(
+    paths: AttentionPaths, key_side: int, pv: Operands
+) -> tuple[tuple[View, View, View], ir.DataType]:
+    """Query, key and value, and the type to compute in: that of the result, or float32 when they
+    differ.
 
     Computing 16-bit operands in float32 only leaves roundings out.
     """
     qk, after, info = paths.qk, paths.after, paths.viewer.info
-    query, key, value = certain(qk.views[1 - key_side]), certain(qk.views[key_side]), certain(pv.views[1 - after.side])
+    query, key, value = (
+        certain(qk.views[1 - key_side]),
+        certain(qk.views[key_side]),
+        certain(pv.views[1 - after.side]),
+    )
     wanted = info.dtype(after.product.output)
     types = {info.dtype(view.base) for view in (query, key, value)}
     if wanted not in FLOATS or not types <= set(FLOATS):
@@ -274,7 +311,9 @@ def _operands(paths: AttentionPaths, key_side: int, pv: Operands) -> tuple[tuple
     return (query, key, value), wanted if types == {wanted} else ir.DataType.FLOAT
 
 
-def _shapes(paths: AttentionPaths, probabilities: Probabilities) -> tuple[tuple[ir.Node, Arrangement], ...]:
+def _shapes(
+    paths: AttentionPaths, probabilities: Probabilities
+) -> tuple[tuple[ir.Node, Arrangement], ...]:
     """Readers of a mere shape, each with the arrangement of what it reads."""
     viewer = Viewer(paths.viewer.facts, paths.viewer.space.branch())
     shapes = []
@@ -287,9 +326,11 @@ def _shapes(paths: AttentionPaths, probabilities: Probabilities) -> tuple[tuple[
     return tuple(shapes)
 
 
-def _arrangement_of(value: ir.Value, seen: Mapping[ir.Value, Arrangement], viewer: Viewer) -> Arrangement | None:
-    """The arrangement of a value: `seen` has it, or that of a value from which this value is moved. None where it is
-    unknown."""
+def _arrangement_of(
+    value: ir.Value, seen: Mapping[ir.Value, Arrangement], viewer: Viewer
+) -> Arrangement | None:
+    """The arrangement of a value: `seen` has it, or that of a value from which this value is moved.
+    None where it is unknown."""
     moving: list[ir.Node] = []
     while value not in seen:
         node = value.producer()

@@ -1,8 +1,11 @@
-"""The first half of a match: from a softmax up to the product of query and key, and down to the product with values.
+"""The first half of a match: from a softmax up to the product of query and key, and down to the
+product with values.
 
-    anchor -> probability path, sink gate -> score path -> who else reads inner values -> scores, term by term
+    anchor -> probability path, sink gate -> score path -> who else reads inner values -> scores,
+    term by term
 
-What is known then suffices to say whether a product that is added to the scores is a second one of query and key.
+What is known then suffices to say whether a product that is added to the scores is a second one of
+query and key.
 """
 
 from __future__ import annotations
@@ -16,7 +19,14 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
 from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, nodes_of_type, operands, outputs_of, reads_shape
+from fa_compiler.passes.ir.nodes import (
+    distinct_consumers,
+    is_op,
+    nodes_of_type,
+    operands,
+    outputs_of,
+    reads_shape,
+)
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.score_ops import Add, Scale, Select, Term
@@ -40,13 +50,14 @@ from fa_compiler.passes.values.facts import Facts
 
 @dataclass(frozen=True)
 class AttentionPaths:
-    """What is known of an attention after the first stage: the paths from the softmax to both products, and the scores
-    carried out term by term.
+    """What is known of an attention after the first stage: the paths from the softmax to both
+    products, and the scores carried out term by term.
 
-    `before` leads from the first product to the softmax, `after` from the softmax to the product with the values, and
-    `gate` is a sink's gate behind it. `qk` is the first product, and `scores` is what `before` makes of it.
-    `shape_readers` are readers of a mere shape or type, each with what it reads. `dims` has the arrangement of the
-    scores and of every value that is made of them before the softmax, and of the probabilities.
+    `before` leads from the first product to the softmax, `after` from the softmax to the product
+    with the values, and `gate` is a sink's gate behind it. `qk` is the first product, and `scores`
+    is what `before` makes of it. `shape_readers` are readers of a mere shape or type, each with
+    what it reads. `dims` has the arrangement of the scores and of every value that is made of them
+    before the softmax, and of the probabilities.
     """
 
     anchor: SoftmaxAnchor
@@ -62,12 +73,17 @@ class AttentionPaths:
 
     @property
     def finite(self) -> Term | None:
-        """The first term that may give a score another finite number, other than by scaling all of them."""
-        return next((term for term in self.scores.terms if not _leaves_scores(term, self.viewer.facts)), None)
+        """The first term that may give a score another finite number, other than by scaling all of
+        them."""
+        return next(
+            (term for term in self.scores.terms if not _leaves_scores(term, self.viewer.facts)),
+            None,
+        )
 
     @property
     def cap(self) -> ir.Value | None:
-        """The tanh of a soft cap, which its gradient reads; None where the scores are not capped."""
+        """The tanh of a soft cap, which its gradient reads; None where the scores are not
+        capped."""
         return _capped_scores(self.before)
 
     @property
@@ -84,9 +100,11 @@ class AttentionPaths:
         return self.after.product.output
 
     @staticmethod
-    def of(anchor: SoftmaxAnchor, route: Route, facts: Facts, joins_added_product: bool) -> AttentionPaths:
-        """The paths around an anchor on a route; with `joins_added_product` an added product is a part of the scores.
-        Raises Decline."""
+    def of(
+        anchor: SoftmaxAnchor, route: Route, facts: Facts, joins_added_product: bool
+    ) -> AttentionPaths:
+        """The paths around an anchor on a route; with `joins_added_product` an added product is a
+        part of the scores. Raises Decline."""
         viewer = Viewer(facts, AxisSpace())
         after, gate = _with_tail(anchor, _probability_path(anchor, route, viewer), facts)
         before = scores_of_attention(anchor.scores, after, viewer)
@@ -94,19 +112,28 @@ class AttentionPaths:
         _check_total(anchor)
 
         def joined() -> AttentionPaths:
-            shape_readers = check_private(anchor, before, after, _accounting(anchor, before, after, route))
+            shape_readers = check_private(
+                anchor, before, after, _accounting(anchor, before, after, route)
+            )
             narrow = facts.info.dtype(after.product.output) != ir.DataType.FLOAT
             qk = Operands.of(before.product, viewer, widening=narrow)
             dims: dict[ir.Value, Arrangement] = {}
-            scores = FinalScores.of(before, qk, viewer, dims, joins_added_product, _exponent(anchor))
+            scores = FinalScores.of(
+                before, qk, viewer, dims, joins_added_product, _exponent(anchor)
+            )
             dims[anchor.output] = scores.dims
-            return AttentionPaths(anchor, route, before, after, gate, tuple(shape_readers), qk, scores, dims, viewer)
+            return AttentionPaths(
+                anchor, route, before, after, gate, tuple(shape_readers), qk, scores, dims, viewer
+            )
 
         return reworded(joined, lambda decline: decline_of_layers(decline, before, after, viewer))
 
 
-def _with_tail(anchor: SoftmaxAnchor, after: ProbabilityPath, facts: Facts) -> tuple[ProbabilityPath, SinkGate | None]:
-    """The path to the values with what follows the product: a late division, or a sink's gate, which is told, too."""
+def _with_tail(
+    anchor: SoftmaxAnchor, after: ProbabilityPath, facts: Facts
+) -> tuple[ProbabilityPath, SinkGate | None]:
+    """The path to the values with what follows the product: a late division, or a sink's gate,
+    which is told, too."""
     if (late := anchor.late) is not None:
         return replace(after, tail=(*late.summing, *late.dividing)), None
     if (gate := sink_gate(anchor.scores, after.product, facts.info)) is not None:
@@ -115,7 +142,8 @@ def _with_tail(anchor: SoftmaxAnchor, after: ProbabilityPath, facts: Facts) -> t
 
 
 def _exponent(anchor: SoftmaxAnchor) -> Scale | None:
-    """What powers multiply the scores by. That of 2^(x log2(e)) is 1 but for the rounding of its constant."""
+    """What powers multiply the scores by. That of 2^(x log2(e)) is 1 but for the rounding of its
+    constant."""
     if abs(anchor.log_base - 1.0) <= ROUNDING:
         return None
     node = next(nodes_of_type(anchor.nodes, "Exp", "Pow"), anchor.node)
@@ -123,7 +151,8 @@ def _exponent(anchor: SoftmaxAnchor) -> Scale | None:
 
 
 def _check_total(anchor: SoftmaxAnchor) -> None:
-    """Decline exponentials that are masked after the maximum, and a total with more in it than a sink."""
+    """Decline exponentials that are masked after the maximum, and a total with more in it than a
+    sink."""
     if anchor.masked:
         reason = "the exponentials are masked behind the maximum, which may be that of a masked key and leave nothing"
         raise Decline(Code.PROBABILITY_TERM, reason, anchor.node, RENORMALISED_ADVICE)
@@ -151,8 +180,8 @@ def _capped_scores(before: ScorePath) -> ir.Value | None:
 def _accounting(
     anchor: SoftmaxAnchor, before: ScorePath, after: ProbabilityPath, route: Route
 ) -> Callable[[ir.Value, ir.Node], bool]:
-    """The predicate for `check_private`: is this reader of an inner value accounted for by the attention's
-    gradient, or by another attention that is fused as well?"""
+    """The predicate for `check_private`: is this reader of an inner value accounted for by the
+    attention's gradient, or by another attention that is fused as well?"""
     read_by_gradient: set[ir.Value | None] = set()
     if route.gradient:
         read_by_gradient.update((*_values_from_softmax_on(anchor, after), _capped_scores(before)))
@@ -169,7 +198,9 @@ def _probability_path(anchor: SoftmaxAnchor, route: Route, viewer: Viewer) -> Pr
 
     def words(decline: Decline) -> Decline:
         if not reaches_product(anchor.output, viewer):
-            return Decline(Code.NOT_ATTENTION, "no product with values follows this softmax", decline.culprit)
+            return Decline(
+                Code.NOT_ATTENTION, "no product with values follows this softmax", decline.culprit
+            )
         if _logarithm_is_read(anchor):
             reason = "the softmax of a loss: the logarithm of its probabilities is read, too"
             return Decline(Code.NOT_ATTENTION, reason, decline.culprit)

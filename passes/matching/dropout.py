@@ -1,20 +1,23 @@
-"""Dropout on the probabilities: a mask of the scores' shape that is known beside them, as the operator's drop_mask.
+"""Dropout on the probabilities: a mask of the scores' shape that is known beside them, as the
+operator's drop_mask.
 
     p = p * keep_mask.to(p.dtype) * (1 / (1 - rate))
 
-    1   dropped := Mul(probabilities, m)        m = c * layout(Cast(keep)), keep boolean, c one number that is known
-                                                before the run
+    1   dropped := Mul(probabilities, m)        m = c * layout(Cast(keep)), keep boolean, c one
+                                                number that is known before the run
 
-m has any number of factors and operators that move elements, in any order, so a loop reads them; a pattern could not.
+m has any number of factors and operators that move elements, in any order, so a loop reads them; a
+pattern could not.
 
-The operator multiplies a kept probability by 1 / keep_prob, so keep_prob is 1 / c; c includes the other
-numbers on the probabilities. It takes one bit for each score, in the order batch, head, row, key, the first in the
-lowest bit of its byte.
+The operator multiplies a kept probability by 1 / keep_prob, so keep_prob is 1 / c; c includes the
+other numbers on the probabilities. It takes one bit for each score, in the order batch, head, row,
+key, the first in the lowest bit of its byte.
 
-An active Dropout operator is refused: it draws its mask where it stands. Drawn beside the probabilities, by another
-Dropout, the mask would be as large as the scores and no longer the same in every run: a runtime may fold a Dropout of
-constants, and merge two of the same input. Nor would it pay: ONNX Runtime takes more than ten times as long to draw a
-mask as for all the rest of an attention (12 heads, 512 tokens).
+An active Dropout operator is refused: it draws its mask where it stands. Drawn beside the
+probabilities, by another Dropout, the mask would be as large as the scores and no longer the same
+in every run: a runtime may fold a Dropout of constants, and merge two of the same input. Nor would
+it pay: ONNX Runtime takes more than ten times as long to draw a mask as for all the rest of an
+attention (12 heads, 512 tokens).
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ INT64 = ir.DataType.INT64
 
 @dataclass(frozen=True)
 class Dropout:
-    """Probabilities are kept where `mask`, a boolean over `dims`, is true, and then divided by `keep`."""
+    """Probabilities are kept where `mask`, a boolean over `dims`, is true, and then divided by
+    `keep`."""
 
     node: ir.Node
     mask: ir.Value
@@ -50,9 +54,11 @@ class Dropout:
     keep: float
 
 
-def _boolean_source(value: ir.Value | None, viewer: Viewer) -> tuple[ir.Value, tuple[ir.Node, ...], float] | None:
-    """Case 1: for a tensor of 0 and a number, cast from a boolean: the boolean, the nodes that cast and move elements,
-    and the number. None for other tensors."""
+def _boolean_source(
+    value: ir.Value | None, viewer: Viewer
+) -> tuple[ir.Value, tuple[ir.Node, ...], float] | None:
+    """Case 1: for a tensor of 0 and a number, cast from a boolean: the boolean, the nodes that cast
+    and move elements, and the number. None for other tensors."""
     chain: list[ir.Node] = []
     scale = 1.0
     for _ in range(MAX_STEPS):
@@ -76,24 +82,32 @@ def drop_mask(node: ir.Node, viewer: Viewer) -> ir.Value | None:
     """The operand of a Mul that is a drop mask."""
     if not is_op(node, "Mul"):
         return None
-    return next((operand for operand in node.inputs if _boolean_source(operand, viewer) is not None), None)
+    return next(
+        (operand for operand in node.inputs if _boolean_source(operand, viewer) is not None), None
+    )
 
 
 def dropped(drop: ir.Node, dims: Arrangement, viewer: Viewer) -> tuple[Dropout, float]:
-    """What a Mul by a drop mask drops of probabilities of this arrangement, and the factor that comes with it. Raises
-    Decline."""
+    """What a Mul by a drop mask drops of probabilities of this arrangement, and the factor that
+    comes with it. Raises Decline."""
     other = drop_mask(drop, viewer)
     followed = _boolean_source(other, viewer)
     if other is None or followed is None or (view := viewer.base_view(followed[0])) is None:
         raise Decline(Code.RANK, "the rank of a drop mask is unknown", drop)
     mask, chain, scale = followed
     own, wanted = _arrangement_behind(chain, view.dims, viewer), viewer.alignment(other, dims, drop)
-    if own is None or any(a and not viewer.space.unify(a, b) for a, b in zip(own, wanted, strict=True)):
-        raise Decline(Code.SHAPE, "the shape of a drop mask was not proven to fit the probabilities", drop)
+    if own is None or any(
+        a and not viewer.space.unify(a, b) for a, b in zip(own, wanted, strict=True)
+    ):
+        raise Decline(
+            Code.SHAPE, "the shape of a drop mask was not proven to fit the probabilities", drop
+        )
     return Dropout(drop, mask, view.base_dims, 1.0), scale
 
 
-def _arrangement_behind(chain: Iterable[ir.Node], dims: Arrangement, viewer: Viewer) -> Arrangement | None:
+def _arrangement_behind(
+    chain: Iterable[ir.Node], dims: Arrangement, viewer: Viewer
+) -> Arrangement | None:
     """The arrangement behind operators that move elements; None where it was not proven."""
     for node in chain:
         if (moved := viewer.rearranged(node, dims)) is None:
@@ -106,7 +120,9 @@ def kept_by(dropout: Dropout, scale: float, factors: tuple[Factor, ...]) -> Drop
     """The dropout with all numbers on the probabilities taken into it. Raises Decline."""
     for factor in factors:
         if factor.view is not None:
-            raise Decline(Code.PROBABILITY_TERM, "a factor beside dropout that is no number", factor.node)
+            raise Decline(
+                Code.PROBABILITY_TERM, "a factor beside dropout that is no number", factor.node
+            )
         scale = scale / factor.number if factor.divides else scale * factor.number
     if not scale > 1.0 or not math.isfinite(scale):
         reason = f"dropout that multiplies what it keeps by {scale:g} and not by more than 1"
@@ -114,14 +130,23 @@ def kept_by(dropout: Dropout, scale: float, factors: tuple[Factor, ...]) -> Drop
     return replace(dropout, keep=1.0 / scale)
 
 
-def drop_bits(dropout: Dropout, groups: tuple[Axes, ...], builder: Builder, emitter: LayoutEmitter) -> ir.Value:
+def drop_bits(
+    dropout: Dropout, groups: tuple[Axes, ...], builder: Builder, emitter: LayoutEmitter
+) -> ir.Value:
     """The mask as bits; `groups` are the axes of batch, heads, rows and keys."""
     if builder.opset < 11:
-        raise Decline(Code.ILLEGAL, "a drop mask needs opset 11 or newer to be packed", dropout.node, NEWER_OPSET)
+        raise Decline(
+            Code.ILLEGAL,
+            "a drop mask needs opset 11 or newer to be packed",
+            dropout.node,
+            NEWER_OPSET,
+        )
     f32 = ir.DataType.FLOAT
     plan = plan_moves(dropout.dims, groups)
     if plan is None:
-        raise Decline(Code.SHAPE, "the drop mask could not be arranged like the scores", dropout.node)
+        raise Decline(
+            Code.SHAPE, "the drop mask could not be arranged like the scores", dropout.node
+        )
     whole = emitter.apply(dropout.mask, dropout.dims, plan)
     flat = builder.reshape(builder.cast(whole, f32), [-1])
     count = builder.shape_of(flat)

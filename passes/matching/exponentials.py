@@ -4,34 +4,41 @@
     p = (x - x.exp().sum(-1, keepdim=True).log()).exp()
     p = 2 ** (y - (2 ** y).sum(-1, keepdim=True).log2())          y = x * math.log2(math.e)
 
-Grammar; `a` are the axes of the softmax, and exp(y) stands for one exponential, to the base b everywhere:
+Grammar; `a` are the axes of the softmax, and exp(y) stands for one exponential, to the base b
+everywhere:
 
     exp(y) :=
       1     Exp(y) | Pow(b, y)                             b > 0 one number
-      2   | exp(Mul(y, c)) | exp(Div(y, 1/c))              c > 0 one number, which counts as part of the base
+      2   | exp(Mul(y, c)) | exp(Div(y, 1/c))              c > 0 one number, which counts as part of
+                                                           the base
     softmax :=
       3     exp(LogSoftmax(x))                             to the base e
       4   | exp(Sub(x, logsumexp)) | exp(Add(x, Neg(logsumexp)))
       5   | exp(Sub(d, log_total))                         d = Sub(x, row_max), log_total of exp(d)
     logsumexp :=                                           a per_row of row_reductions.py
-      6     times(ReduceLogSumExp(y, a))                   y = x times log(b), also x itself for the base e
-      7   | log_total                                      of exp(x): it overflows, as row_max is missing
+      6     times(ReduceLogSumExp(y, a))                   y = x times log(b), also x itself for the
+                                                           base e
+      7   | log_total                                      of exp(x): it overflows, as row_max is
+                                                           missing
       8   | Add(log_total, row_max)                        of exp(Sub(x, row_max))
     log_total :=
-      9     times(Log(ReduceSum(e, a))) | times(ReduceLogSum(e, a))           e = exp(.) as said in 5, 7 and 8; Abs of
-                                                           the sum changes nothing, and jax writes it there
+      9     times(Log(ReduceSum(e, a))) | times(ReduceLogSum(e, a))
+                                                           e = exp(.) as said in 5, 7 and 8; Abs of
+                                                           the sum changes nothing, and jax writes
+                                                           it there
     times(l) :=                                            the logarithm to the base b
      10     l | Mul(l, 1/log(b)) | Div(l, log(b))          none for the base e
     row_max :=
-     11     ReduceMax(x, a), or that where it is finite and else 0, see row_max.py; the same one everywhere
+     11     ReduceMax(x, a), or that where it is finite and else 0, see row_max.py; the same one
+            everywhere
 
-Layout may stand between all of these, as in a row of row_reductions.py. Where row_max is something else than the
-maximum, the exponentials may overflow.
+Layout may stand between all of these, as in a row of row_reductions.py. Where row_max is something
+else than the maximum, the exponentials may overflow.
 
-Sound because exp(x - log(sum(exp(x)))) is exp(x) / sum(exp(x)), the softmax of log(b) * x, in every base. The
-logarithm of the total is between 0 and that of the number of keys, so that (5) rounds like the softmax itself. In 4 the
-difference rounds like x itself, so that a row of numbers such as -1e9 is rounded away. It is marked, and the matcher
-takes it only where no such number can be added.
+Sound because exp(x - log(sum(exp(x)))) is exp(x) / sum(exp(x)), the softmax of log(b) * x, in every
+base. The logarithm of the total is between 0 and that of the number of keys, so that (5) rounds
+like the softmax itself. In 4 the difference rounds like x itself, so that a row of numbers such as
+-1e9 is rounded away. It is marked, and the matcher takes it only where no such number can be added.
 """
 
 from __future__ import annotations
@@ -59,8 +66,8 @@ from fa_compiler.passes.values.patterns import Bind, Match, OneOf, Op, match, ma
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 ROUNDING = 2.0**-22
-"""How far a product of rounded float32 constants may be from 1, relatively, to count as 1: no more than a score's own
-rounding."""
+"""How far a product of rounded float32 constants may be from 1, relatively, to count as 1: no more
+than a score's own rounding."""
 X = Bind("x")
 EXPONENTIAL = OneOf((Op("Exp", X), Op("Pow", Bind("base"), X)))  # 1
 TIMES = OneOf((Op("Mul", X, Bind("factor")), Op("Div", X, Bind("divisor"))))  # 2 and 10
@@ -79,8 +86,8 @@ class Exponential:
 
 @dataclass(frozen=True)
 class OfLogarithm:
-    """A softmax of log_base * scores, written as an exponential of a logarithm; the fields are those of
-    SoftmaxAnchor."""
+    """A softmax of log_base * scores, written as an exponential of a logarithm; the fields are
+    those of SoftmaxAnchor."""
 
     scores: ir.Value
     axes: tuple[int, ...]
@@ -92,7 +99,8 @@ class OfLogarithm:
 
 @dataclass(frozen=True)
 class _Logarithm:
-    """The logarithm of a sum of exponentials over some axes of their exponent; `summed` is the exponent."""
+    """The logarithm of a sum of exponentials over some axes of their exponent; `summed` is the
+    exponent."""
 
     summed: ir.Value
     axes: tuple[int, ...]
@@ -100,12 +108,15 @@ class _Logarithm:
 
 
 def log_base_of(exponential: Match, info: ShapeInfo) -> float | None:
-    """Case 1: the logarithm of the base; None where the base is not one positive number, or enlarges or casts x."""
+    """Case 1: the logarithm of the base; None where the base is not one positive number, or
+    enlarges or casts x."""
     base, scores = exponential.get("base"), exponential["x"]
     if base is None:
         return 1.0
     number, power = info.scalar(base), exponential.nodes[0].outputs[0]
-    alike = info.shape(power) == info.shape(scores) is not None and info.dtype(power) == info.dtype(scores)
+    alike = info.shape(power) == info.shape(scores) is not None and info.dtype(power) == info.dtype(
+        scores
+    )
     if not alike or number is None or not 0.0 < number < math.inf:
         return None
     return math.log(number)
@@ -134,33 +145,45 @@ def exponentials(value: ir.Value, info: ShapeInfo) -> Iterator[Exponential]:
 
 
 def of_logarithm(value: ir.Value, info: ShapeInfo) -> OfLogarithm | None:
-    """Cases 4 and 5: the softmax that a value is as an exponential of a logarithm; None where it is none."""
+    """Cases 4 and 5: the softmax that a value is as an exponential of a logarithm; None where it is
+    none."""
     for outer in exponentials(value, info):
         for less in matches(LESS, outer.exponent, info):
             x, row = less["x"], less["less"]
             unrepeated_row, repeating = unrepeated(row)
             start, moving = row_source(unrepeated_row, info)
-            softmax = _less_logarithm(x, start, outer.log_base, info) or _less_maximum(x, start, outer.log_base, info)
+            softmax = _less_logarithm(x, start, outer.log_base, info) or _less_maximum(
+                x, start, outer.log_base, info
+            )
             if softmax is not None and is_per_row(row, softmax.axes, x, info):
-                return replace(softmax, nodes=(*softmax.nodes, *moving, *repeating, *less.nodes, *outer.nodes))
+                return replace(
+                    softmax, nodes=(*softmax.nodes, *moving, *repeating, *less.nodes, *outer.nodes)
+                )
     return None
 
 
-def _less_logarithm(x: ir.Value, start: ir.Value, log_base: float, info: ShapeInfo) -> OfLogarithm | None:
+def _less_logarithm(
+    x: ir.Value, start: ir.Value, log_base: float, info: ShapeInfo
+) -> OfLogarithm | None:
     """Cases 5 to 7: `start` is the logarithm of the sum of exp(x)."""
     own = shifted_by(x, "ReduceMax", info)  # 11
     for log in (*_logsumexps(start, x, log_base, info), *_log_totals(start, log_base, info)):
         again = _difference_again(log.summed, x)
         if own is not None and own[0] == log.axes and again is not None:
-            return OfLogarithm(own[1], own[0], (*own[2], *again, *log.nodes), False, False, log_base)
+            return OfLogarithm(
+                own[1], own[0], (*own[2], *again, *log.nodes), False, False, log_base
+            )
         if log.summed is x:
             overflows = not any_op(log.nodes, "ReduceLogSumExp")
             return OfLogarithm(x, log.axes, log.nodes, overflows, True, log_base)
     return None
 
 
-def _less_maximum(x: ir.Value, start: ir.Value, log_base: float, info: ShapeInfo) -> OfLogarithm | None:
-    """Case 8: `start` is the logarithm of the sum of exp(x - row_max), and row_max is added to it."""
+def _less_maximum(
+    x: ir.Value, start: ir.Value, log_base: float, info: ShapeInfo
+) -> OfLogarithm | None:
+    """Case 8: `start` is the logarithm of the sum of exp(x - row_max), and row_max is added to
+    it."""
     for added in matches(ADDED, start, info):
         if info.shape(added["log"]) != info.shape(start) is not None:
             continue
@@ -174,15 +197,18 @@ def _less_maximum(x: ir.Value, start: ir.Value, log_base: float, info: ShapeInfo
             axes, computing = maximum or (None, ())
             stable = per_row and axes == total.axes
             nodes = (*computing, *subtracting, *total.nodes, *logs_layout, *layout, *added.nodes)
-            return OfLogarithm(x, total.axes, tuple(dict.fromkeys(nodes)), not stable, True, log_base)
+            return OfLogarithm(
+                x, total.axes, tuple(dict.fromkeys(nodes)), not stable, True, log_base
+            )
     return None
 
 
 def _subtraction(
     total: _Logarithm, added: Match, x: ir.Value, start: ir.Value, info: ShapeInfo
 ) -> tuple[tuple[ir.Node, ...], bool] | None:
-    """Case 8: the exponents of a total are x less a row_max, and the same row_max is added to the logarithm: the nodes
-    that subtract, and whether row_max is one number for each row. None where something else is subtracted."""
+    """Case 8: the exponents of a total are x less a row_max, and the same row_max is added to the
+    logarithm: the nodes that subtract, and whether row_max is one number for each row. None where
+    something else is subtracted."""
     shift = match(SHIFTED, total.summed, info, {"x": x})
     if shift is None or info.shape(total.summed) != info.shape(x):
         return None
@@ -196,15 +222,17 @@ def _subtraction(
 
 
 def _maximum_of(row_max: ir.Value, x: ir.Value, info: ShapeInfo) -> Reduction | None:
-    """Case 11: the axes along which a row_max is the maximum of x, and the nodes that compute it; None where it is
-    something else."""
+    """Case 11: the axes along which a row_max is the maximum of x, and the nodes that compute it;
+    None where it is something else."""
     highest, holding = finite_row_max(row_max, info)
     maximum, layout = row_source(highest, info)
     largest = reduction_of(maximum, ("ReduceMax",), x, info)
     return None if largest is None else (largest[0], (*largest[1], *layout, *holding))
 
 
-def _logsumexps(value: ir.Value, x: ir.Value, log_base: float, info: ShapeInfo) -> Iterator[_Logarithm]:
+def _logsumexps(
+    value: ir.Value, x: ir.Value, log_base: float, info: ShapeInfo
+) -> Iterator[_Logarithm]:
     """Case 6: a ReduceLogSumExp of x to this base."""
     for logarithm, factor, scaling in _factored(value, info):
         if abs(factor * log_base - 1.0) > ROUNDING:
@@ -241,11 +269,16 @@ def _log_totals(value: ir.Value, log_base: float, info: ShapeInfo) -> Iterator[_
         sums = reduction_of(total, reductions, summed, info)
         for exponential in exponentials(summed, info):
             if sums is not None and abs(exponential.log_base / log_base - 1.0) <= ROUNDING:
-                yield _Logarithm(exponential.exponent, sums[0], (*exponential.nodes, *sums[1], *last, *scaling))
+                yield _Logarithm(
+                    exponential.exponent, sums[0], (*exponential.nodes, *sums[1], *last, *scaling)
+                )
 
 
-def _factored(value: ir.Value, info: ShapeInfo) -> Iterator[tuple[ir.Value, float, tuple[ir.Node, ...]]]:
-    """Case 10: how a value may be read as a logarithm times a number: the logarithm, the number and the nodes."""
+def _factored(
+    value: ir.Value, info: ShapeInfo
+) -> Iterator[tuple[ir.Value, float, tuple[ir.Node, ...]]]:
+    """Case 10: how a value may be read as a logarithm times a number: the logarithm, the number and
+    the nodes."""
     yield value, 1.0, ()
     if (scaled := times(value, info)) is not None:
         logarithm, layout = row_source(scaled[0], info)
@@ -271,8 +304,8 @@ def _reduced_value(total: ir.Value, info: ShapeInfo) -> ir.Value:
 
 
 def _difference_again(one: ir.Value, other: ir.Value) -> tuple[ir.Node, ...] | None:
-    """The node that computes a difference once more, where `one` is the same difference as `other`; () where they are
-    one value, None where they are not the same."""
+    """The node that computes a difference once more, where `one` is the same difference as `other`;
+    () where they are one value, None where they are not the same."""
     if one is other:
         return ()
     left, right = one.producer(), other.producer()

@@ -1,37 +1,42 @@
-"""Factors that are no single number: moved from the scores to the query, and from the probabilities to the result.
+"""Factors that are no single number: moved from the scores to the query, and from the probabilities
+to the result.
 
     scores = (q @ k.transpose(-2, -1)) * logit_scale.exp()          [heads, 1, 1]
     output = (p * gate) @ v
 
-Grammar; the code cites the numbers of the cases. t does not run along the keys: it is one number for each head, row or
-batch entry, or one in all.
+Grammar; the code cites the numbers of the cases. t does not run along the keys: it is one number
+for each head, row or batch entry, or one in all.
 
     scores :=
-      1     Mul(scores, t) | Div(scores, t)                t proven to be of moderate size, or as a divisor not to be
-                                                           near 0 (Swin V2's logit scale)
-      2   | Mul(scores, t) | Div(scores, t)                t any value of the run, such as an input; ONNX Runtime only
+      1     Mul(scores, t) | Div(scores, t)                t proven to be of moderate size, or as a
+                                                           divisor not to be near 0 (Swin V2's logit
+                                                           scale)
+      2   | Mul(scores, t) | Div(scores, t)                t any value of the run, such as an input;
+                                                           ONNX Runtime only
     probabilities :=
-      3     Mul(probabilities, t) | Div(probabilities, t)          t as in 1, or one number; in front of a guard proven
-                                                           not to be NaN
+      3     Mul(probabilities, t) | Div(probabilities, t)          t as in 1, or one number; in
+                                                           front of a guard proven not to be NaN
 
-Both products are linear, and t is the same for all terms of their sums: (t q) k = t (q k), (t p) v = t (p v). Only
-rounding changes, as long as no product overflows or vanishes that did not before. In cases 1 and 3 the size of t shows
-that. If t may be NaN, it is the size of its numbers, because NaN gives NaN in both orders; but a guard behind the
-factor makes 0 of that, and the fused guard stands in front of it. A large divisor in case 1 makes scores vanish in both
-orders. In case 2 the query is multiplied by t / 2^60, which overflows for no finite t and no query of common size. The
-operator's scale is multiplied by 2^60; the kernels apply it to the finished products. So a finite t, 0 and negative
-ones included, changes rounding only. Where t is NaN, all scores of its rows are NaN in both orders. Where t is
-infinite, or a divisor 0, all scores of its rows are infinite or NaN in both orders, but not the same ones of them. Each
-such row is NaN all the same if nothing but -inf can take the place of a score and nothing else has a share in the
-softmax.
+Both products are linear, and t is the same for all terms of their sums: (t q) k = t (q k), (t p) v
+= t (p v). Only rounding changes, as long as no product overflows or vanishes that did not before.
+In cases 1 and 3 the size of t shows that. If t may be NaN, it is the size of its numbers, because
+NaN gives NaN in both orders; but a guard behind the factor makes 0 of that, and the fused guard
+stands in front of it. A large divisor in case 1 makes scores vanish in both orders. In case 2 the
+query is multiplied by t / 2^60, which overflows for no finite t and no query of common size. The
+operator's scale is multiplied by 2^60; the kernels apply it to the finished products. So a finite
+t, 0 and negative ones included, changes rounding only. Where t is NaN, all scores of its rows are
+NaN in both orders. Where t is infinite, or a divisor 0, all scores of its rows are infinite or NaN
+in both orders, but not the same ones of them. Each such row is NaN all the same if nothing but -inf
+can take the place of a score and nothing else has a share in the softmax.
 
 16-bit operands are then computed in float32.
 
-Refused: a factor on the probabilities that may be NaN, in front of a guard; a factor after a term on the scores, which
-would have to scale the term, too; in case 2 another factor after it that may make a product smaller, because t times
-the scores may have overflowed before, or that is after the subtraction of the maximum, because t times both factors may
-overflow; and in case 2 everything that tells infinite scores from NaN: soft caps, sinks, floors, selections that put
-another number than -inf into the scores, guards that test the scores, and guards that test a bias, which in the
+Refused: a factor on the probabilities that may be NaN, in front of a guard; a factor after a term
+on the scores, which would have to scale the term, too; in case 2 another factor after it that may
+make a product smaller, because t times the scores may have overflowed before, or that is after the
+subtraction of the maximum, because t times both factors may overflow; and in case 2 everything that
+tells infinite scores from NaN: soft caps, sinks, floors, selections that put another number than
+-inf into the scores, guards that test the scores, and guards that test a bias, which in the
 operator test the scores with it. A bias that becomes a boolean mask needs no such guard.
 """
 
@@ -61,7 +66,8 @@ RESERVE = 2.0**60
 
 @dataclass(frozen=True)
 class Factor:
-    """A tensor, `value` and its view, or one number where there is none, that multiplies or divides.
+    """A tensor, `value` and its view, or one number where there is none, that multiplies or
+    divides.
 
     If `unbounded`, nothing is known of its numbers: the result is to be RESERVE times smaller.
     """
@@ -90,13 +96,16 @@ def operand(node: ir.Node | None, value: ir.Value) -> tuple[ir.Value, bool] | No
 
 
 def factorings(node: ir.Node | None) -> Iterator[tuple[ir.Value, ir.Value, bool]]:
-    """How a Mul or Div may be read as a tensor with a factor on it: the tensor, the factor, and whether it divides."""
+    """How a Mul or Div may be read as a tensor with a factor on it: the tensor, the factor, and
+    whether it divides."""
     for value in inputs_of(node):
         if (other := operand(node, value)) is not None:
             yield value, *other
 
 
-def immoderate(value: ir.Value, divides: bool, viewer: Viewer, largest_divisor: float = LARGEST) -> str | None:
+def immoderate(
+    value: ir.Value, divides: bool, viewer: Viewer, largest_divisor: float = LARGEST
+) -> str | None:
     """Why a factor is not taken as one of moderate size; None if it is."""
     number = viewer.info.scalar(value)
     interval = (number, number) if number is not None else viewer.facts.bounds.unless_nan(value)
@@ -116,7 +125,9 @@ def _is_off_zero(value: ir.Value, interval: tuple[float, float]) -> bool:
     return interval[0] >= SMALLEST or interval[1] <= -SMALLEST
 
 
-def on_scores(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer) -> Factor:
+def on_scores(
+    node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer
+) -> Factor:
     """The factor `value` on scores of the arrangement `dims`. Raises Decline."""
     reason = immoderate(value, divides, viewer, largest_divisor=math.inf)
     if reason is None:  # 1
@@ -129,8 +140,8 @@ def on_scores(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, 
 def on_probabilities(
     node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer, guarded: bool
 ) -> Factor:
-    """Case 3: the factor `value` on probabilities of the arrangement `dims`; is there a guard behind it? Raises
-    Decline."""
+    """Case 3: the factor `value` on probabilities of the arrangement `dims`; is there a guard
+    behind it? Raises Decline."""
     if (reason := immoderate(value, divides, viewer)) is not None:
         raise Decline(Code.PROBABILITY_TERM, reason, node)
     if guarded and viewer.info.scalar(value) is None and viewer.facts.bounds.always(value) is None:
@@ -139,26 +150,38 @@ def on_probabilities(
     return _factor_of(node, value, divides, dims, viewer)
 
 
-def _factor_of(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer) -> Factor:
+def _factor_of(
+    node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer
+) -> Factor:
     if (number := viewer.info.scalar(value)) is not None:
         return Factor(node, None, number, divides)
     return Factor(node, viewer.broadcast_view(value, dims, node), divides=divides, value=value)
 
 
-def check_axes(factors: tuple[Factor, ...], allowed: Arrangement, space: AxisSpace, code: Code) -> None:
+def check_axes(
+    factors: tuple[Factor, ...], allowed: Arrangement, space: AxisSpace, code: Code
+) -> None:
     """Decline factors that differ along other dimensions than these."""
     known = set(chain.from_iterable(space.resolve_all(allowed)))
     for factor in factors:
         if factor.view is None:
             continue
         if not known.issuperset(chain.from_iterable(space.resolve_all(factor.view.base_dims))):
-            hint = "multiply the key by it, before its product with the query" if code == Code.SCALE else None
+            hint = (
+                "multiply the key by it, before its product with the query"
+                if code == Code.SCALE
+                else None
+            )
             reason = f"{factor.node.op_type} by a tensor that differs between keys"
             raise Decline(code, reason, factor.node, hint)
 
 
 def multiplied(
-    value: ir.Value, dims: Arrangement, factors: tuple[Factor, ...], builder: Builder, emitter: LayoutEmitter
+    value: ir.Value,
+    dims: Arrangement,
+    factors: tuple[Factor, ...],
+    builder: Builder,
+    emitter: LayoutEmitter,
 ) -> ir.Value:
     """A value of this arrangement times the factors."""
     dtype = certain(builder.info.dtype(value))

@@ -1,10 +1,12 @@
-"""The scale, terms, factors and sink that the steps from the product of query and key to the softmax add up to.
+"""The scale, terms, factors and sink that the steps from the product of query and key to the
+softmax add up to.
 
-The exponent of powers (softmax.py, case 15) is the last scale. A factor up to 1 shrinks the number of a mask as it does
-the scores. A larger one may make it infinite, while the graph subtracts the maximum first and has 0 there.
+The exponent of powers (softmax.py, case 15) is the last scale. A factor up to 1 shrinks the number
+of a mask as it does the scores. A larger one may make it infinite, while the graph subtracts the
+maximum first and has 0 there.
 
-Refused: a scale that rounds to 0 or infinity; a mask or bias before an exponent above 1; a sink, or a factor of unknown
-size, before any exponent; what score_walk.py and the steps of scores.py refuse.
+Refused: a scale that rounds to 0 or infinity; a mask or bias before an exponent above 1; a sink, or
+a factor of unknown size, before any exponent; what score_walk.py and the steps of scores.py refuse.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ from fa_compiler.passes.matching.sinks import FoundSink
 
 EXPONENTIALS_ADVICE = "write it as a Softmax of the scores times the logarithm of the base"
 LARGEST_RATIO = 1024.0
-"""How far the scales of two products may be apart: the operator has one scale, so that one of the queries is multiplied
-by the ratio, and what is multiplied by more may overflow where the product with the keys does not."""
+"""How far the scales of two products may be apart: the operator has one scale, so that one of the
+queries is multiplied by the ratio, and what is multiplied by more may overflow where the product
+with the keys does not."""
 
 
 @dataclass(frozen=True)
@@ -60,31 +63,46 @@ class FinalScores:
         joins_added_product: bool,
         exponent: Scale | None = None,
     ) -> FinalScores:
-        """Walk the scores down to the softmax. `seen` gets the arrangement of every value on the way. With
-        `joins_added_product` a product that is added to the scores is a part of them, no bias. `exponent` is what
-        powers multiply the scores by. Raises Decline."""
-        may_join = joins_added_product and not any(isinstance(step, Multiply) for step in path.steps)
+        """Walk the scores down to the softmax. `seen` gets the arrangement of every value on the
+        way. With `joins_added_product` a product that is added to the scores is a part of them, no
+        bias. `exponent` is what powers multiply the scores by. Raises Decline."""
+        may_join = joins_added_product and not any(
+            isinstance(step, Multiply) for step in path.steps
+        )
         added: list[AddedProduct] = []
 
         def take_product(step: Add[ir.Value], walk: ScoreWalk) -> bool:
             if not may_join or added or walk.terms or walk.scale == 0.0 or walk.softcap != 0.0:
                 return False
-            product = added_product(step.operand, step.sign / walk.scale, walk.dims, step.node, viewer)
+            product = added_product(
+                step.operand, step.sign / walk.scale, walk.dims, step.node, viewer
+            )
             if product is None or not 1 / LARGEST_RATIO <= abs(product.ratio) <= LARGEST_RATIO:
                 return False
             added.append(product)
             return True
 
-        walk = ScoreWalk(viewer, seen, path.product.output, qk.out, path.product.factor * qk.scale, take_product)
+        walk = ScoreWalk(
+            viewer, seen, path.product.output, qk.out, path.product.factor * qk.scale, take_product
+        )
         for step in path.steps:
             walk.take(step)
         if exponent is not None:
             _raise_to(exponent, walk)
         scale = walk.scale * (RESERVE if walk.is_unbounded else 1.0)
         if not (abs(walk.scale) >= SMALLEST_SCALE and abs(scale) <= LARGEST_SCALE):
-            raise Decline(Code.SCALE, f"the scale {walk.scale:g} overflows or vanishes", path.product.node, OTHER_SCALE)
+            raise Decline(
+                Code.SCALE,
+                f"the scale {walk.scale:g} overflows or vanishes",
+                path.product.node,
+                OTHER_SCALE,
+            )
         if walk.softcap != 0.0 and not SMALLEST_SCALE <= walk.softcap <= LARGEST_SCALE:
-            raise Decline(Code.SOFTCAP, f"the soft cap {walk.softcap:g} overflows or vanishes", path.product.node)
+            raise Decline(
+                Code.SOFTCAP,
+                f"the soft cap {walk.softcap:g} overflows or vanishes",
+                path.product.node,
+            )
         return FinalScores(
             walk.dims,
             scale,

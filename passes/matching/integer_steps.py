@@ -1,25 +1,31 @@
-"""Attention in the operators on integers that ONNX Runtime's quantiser writes with QuantFormat.QOperator.
+"""Attention in the operators on integers that ONNX Runtime's quantiser writes with
+QuantFormat.QOperator.
 
     p = qlinear_softmax(qlinear_add(qlinear_matmul(q, k), mask))
     output = qlinear_matmul(p, v)
 
-Grammar; the code cites the numbers of the cases. An integer stands for (integer - zero point) * scale. The operators
-compute with these real numbers, and round the result to integers again:
+Grammar; the code cites the numbers of the cases. An integer stands for (integer - zero point) *
+scale. The operators compute with these real numbers, and round the result to integers again:
 
     softmax :=
       1     QLinearSoftmax(scores)                         of com.microsoft, along the last axis
     scores, upwards from the softmax :=
       2     QLinearMatMul(query, key)                      where the search ends
-      3   | QLinearAdd(scores, x) | QLinearMul(scores, x)  of com.microsoft, operands in either order
-      4   | layout(scores)                                 of the integers, which are the same ones after it
-      5   | QuantizeLinear(between(DequantizeLinear(scores)))    `between` are operators in float32, which stay
+      3   | QLinearAdd(scores, x) | QLinearMul(scores, x)  of com.microsoft, operands in either
+                                                           order
+      4   | layout(scores)                                 of the integers, which are the same ones
+                                                           after it
+      5   | QuantizeLinear(between(DequantizeLinear(scores)))    `between` are operators in float32,
+                                                           which stay
     probabilities, downwards from the softmax :=
       6     softmax | layout(probabilities)
-      7   | QuantizeLinear(between(DequantizeLinear(probabilities)))    as dynamo's guard against NaN
+      7   | QuantizeLinear(between(DequantizeLinear(probabilities)))    as dynamo's guard against
+                                                           NaN
     product, the only reader of the probabilities :=
       8     QLinearMatMul(probabilities, values)
 
-All scales and zero points are one number. quantised_softmax.py puts operators in float32 in their place.
+All scales and zero points are one number. quantised_softmax.py puts operators in float32 in their
+place.
 """
 
 from __future__ import annotations
@@ -51,7 +57,18 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 CONTRIB = "com.microsoft"
 SUMS = ("QLinearAdd", "QLinearMul")
-BETWEEN = (*LAYOUT_OPS, "Cast", *FOUR_OPERATIONS, "Neg", "Where", "Max", "Min", "Clip", "IsNaN", "Expand")
+BETWEEN = (
+    *LAYOUT_OPS,
+    "Cast",
+    *FOUR_OPERATIONS,
+    "Neg",
+    "Where",
+    "Max",
+    "Min",
+    "Clip",
+    "IsNaN",
+    "Expand",
+)
 """5 and 7: operators in float32. The attention matcher, which follows, says what they may be."""
 LONGEST = 16
 """More operators than this are not taken for one attention."""
@@ -59,7 +76,8 @@ LONGEST = 16
 
 @dataclass(frozen=True)
 class Integers:
-    """A tensor of integers as an operator takes or gives it: the value, its scale and its zero point."""
+    """A tensor of integers as an operator takes or gives it: the value, its scale and its zero
+    point."""
 
     value: ir.Value
     scale: ir.Value
@@ -68,8 +86,8 @@ class Integers:
 
 @dataclass(frozen=True)
 class Step:
-    """An operator on integers: the operator that it stands for, the operands that are integers of numbers, and the
-    result. A layout operator has the other inputs of its node."""
+    """An operator on integers: the operator that it stands for, the operands that are integers of
+    numbers, and the result. A layout operator has the other inputs of its node."""
 
     node: ir.Node
     op_type: str
@@ -79,13 +97,19 @@ class Step:
 
 def is_contrib(node: ir.Node | None, *op_types: str) -> bool:
     """Is the node one of these operators of com.microsoft, with no part that is not known?"""
-    return node is not None and node.domain == CONTRIB and node.op_type in op_types and unknown_part(node) is None
+    return (
+        node is not None
+        and node.domain == CONTRIB
+        and node.op_type in op_types
+        and unknown_part(node) is None
+    )
 
 
 @dataclass(frozen=True)
 class Form:
-    """The inputs of an operator on integers: the operator that it stands for, the places of the operands, and the place
-    of the result's scale. A scale stands behind each operand, and a zero point behind each scale."""
+    """The inputs of an operator on integers: the operator that it stands for, the places of the
+    operands, and the place of the result's scale. A scale stands behind each operand, and a zero
+    point behind each scale."""
 
     op_type: str
     operands: tuple[int, ...]
@@ -101,7 +125,8 @@ FORMS = {
 
 
 def integer_steps(softmax: ir.Node, info: ShapeInfo) -> list[Step] | None:
-    """The operators of the grammar around a QLinearSoftmax, in the order of computation; None where it does not fit."""
+    """The operators of the grammar around a QLinearSoftmax, in the order of computation; None where
+    it does not fit."""
     last, shape = _step(softmax, info), info.shape(softmax.outputs[0])
     if last is None or shape is None or int_attr(softmax, "axis", -1) not in (-1, len(shape) - 1):
         return None
@@ -111,8 +136,8 @@ def integer_steps(softmax: ir.Node, info: ShapeInfo) -> list[Step] | None:
 
 
 def _scores(value: ir.Value, info: ShapeInfo, depth: int, seen: set[ir.Value]) -> list[Step] | None:
-    """The operators that make scores (2 to 5). The last one makes these integers, or what they are rounded from. What
-    is in `seen` was searched in vain."""
+    """The operators that make scores (2 to 5). The last one makes these integers, or what they are
+    rounded from. What is in `seen` was searched in vain."""
     node = value.producer()
     if node is None or depth == 0 or value.is_graph_output() or value in seen:
         return None
@@ -127,7 +152,8 @@ def _scores(value: ir.Value, info: ShapeInfo, depth: int, seen: set[ir.Value]) -
 
 
 def _scores_before(node: ir.Node, step: Step | None) -> list[ir.Value]:
-    """Cases 3 to 5: the integers that may be the scores from which a node makes scores; `step` is what it computes."""
+    """Cases 3 to 5: the integers that may be the scores from which a node makes scores; `step` is
+    what it computes."""
     if is_op(node, "QuantizeLinear"):  # 5
         makers = map(producer, reached(inputs_of(node)[:1], _operands_between, LONGEST))
         return [operand_at(maker, 0) for maker in nodes_of_type(makers, "DequantizeLinear")]
@@ -158,7 +184,8 @@ def _to_product(probabilities: Integers, info: ShapeInfo, depth: int) -> list[St
 
 
 def _rounded_after(start: ir.Node, info: ShapeInfo) -> Integers | None:
-    """Case 7: the integers that the results of a DequantizeLinear are rounded to, where only one node does so."""
+    """Case 7: the integers that the results of a DequantizeLinear are rounded to, where only one
+    node does so."""
     behind = reached(start.outputs, _results_between, LONGEST)
     readers = dict.fromkeys(reader for value in behind for reader in data_readers(value))
     end = sole(nodes_of_type(readers, "QuantizeLinear"))
@@ -181,9 +208,12 @@ def _layout_step(node: ir.Node, form: Integers) -> Step:
 
 
 def _step(node: ir.Node, info: ShapeInfo) -> Step | None:
-    """An operator on integers; None for other nodes, and where a scale or zero point is missing or several numbers."""
+    """An operator on integers; None for other nodes, and where a scale or zero point is missing or
+    several numbers."""
     form = FORMS.get(node.op_type)
-    if form is None or not (is_op(node, "QLinearMatMul") or is_contrib(node, "QLinearSoftmax", *SUMS)):
+    if form is None or not (
+        is_op(node, "QLinearMatMul") or is_contrib(node, "QLinearSoftmax", *SUMS)
+    ):
         return None
     operands = [_integers(input_of(node, place), node, place + 1, info) for place in form.operands]
     result = _integers(node.outputs[0], node, form.result, info)
@@ -193,8 +223,11 @@ def _step(node: ir.Node, info: ShapeInfo) -> Step | None:
     return Step(node, form.op_type, known, result)
 
 
-def _integers(value: ir.Value | None, node: ir.Node, place: int, info: ShapeInfo) -> Integers | None:
-    """The tensor whose scale and zero point are the inputs from `place` on; None where they are not one number each."""
+def _integers(
+    value: ir.Value | None, node: ir.Node, place: int, info: ShapeInfo
+) -> Integers | None:
+    """The tensor whose scale and zero point are the inputs from `place` on; None where they are not
+    one number each."""
     scale, point = operand_at(node, place), operand_at(node, place + 1)
     if value is None or None in map(number_of, (scale, point)):
         return None

@@ -1,7 +1,8 @@
 """Who reads what the nodes of an attention make: nobody else may, except for a shape or a type.
 
-Refused: scores or probabilities that something else reads, or that are a model output; nodes of another graph; an
-attention whose values are its own scores or probabilities, for then the product reads them as such.
+Refused: scores or probabilities that something else reads, or that are a model output; nodes of
+another graph; an attention whose values are its own scores or probabilities, for then the product
+reads them as such.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ def check_private(
 ) -> list[ShapeReader]:
     """Decline if anything but the match reads what its nodes make.
 
-    Returns the readers of a mere shape or type, with the values that they read, also behind operators that only move
-    elements. A reader that only serves the softmax is removed with the softmax, and left out. `accounted_for` says
-    whether another fusion replaces a reader.
+    Returns the readers of a mere shape or type, with the values that they read, also behind
+    operators that only move elements. A reader that only serves the softmax is removed with the
+    softmax, and left out. `accounted_for` says whether another fusion replaces a reader.
     """
     softmax = {id(node) for node in anchor.nodes}
     nodes = (*before.nodes, *anchor.nodes, *after.nodes, after.product.node, *after.tail)
@@ -69,17 +70,21 @@ def _check_nodes(nodes: Collection[ir.Node], after: ProbabilityPath, graph: obje
     """Decline nodes of another graph, and values that the attention itself makes."""
     for node in nodes:
         if node.graph is not graph:
-            raise Decline(Code.SCOPE, "part of the attention lies in another graph than its softmax", node)
+            raise Decline(
+                Code.SCOPE, "part of the attention lies in another graph than its softmax", node
+            )
     if after.value.producer() in nodes:
-        reason = f"the values {after.value.name!r} are scores or probabilities of the same attention"
+        reason = (
+            f"the values {after.value.name!r} are scores or probabilities of the same attention"
+        )
         raise Decline(Code.SCORES_ARE_OUTPUT, reason, after.product.node, "")
 
 
 def _sorted_readers(
     readers: Iterable[ir.Node], value: ir.Value, graph: object
 ) -> tuple[list[ShapeReader], ir.Node | None]:
-    """The readers of a mere shape that readers of a value are or lead to, and the first reader that is or leads to
-    something else."""
+    """The readers of a mere shape that readers of a value are or lead to, and the first reader that
+    is or leads to something else."""
     shape_readers: list[ShapeReader] = []
     for reader in readers:
         if (pairs := _shape_readers(reader, value, graph)) is None:
@@ -98,9 +103,12 @@ def _read_elsewhere(value: ir.Value, stranger: ir.Node | None, after_softmax: bo
     return Decline(Code.SCORES_ARE_OUTPUT, reason, value.producer())
 
 
-def _shape_readers(reader: ir.Node, value: ir.Value, graph: object, depth: int = 8) -> list[ShapeReader] | None:
-    """The readers of a mere shape behind a reader of a value, or the reader itself, with the values that they read. At
-    most `depth` operators that only move elements may lead there. None where one leads to something else."""
+def _shape_readers(
+    reader: ir.Node, value: ir.Value, graph: object, depth: int = 8
+) -> list[ShapeReader] | None:
+    """The readers of a mere shape behind a reader of a value, or the reader itself, with the values
+    that they read. At most `depth` operators that only move elements may lead there. None where one
+    leads to something else."""
     if reader.graph is not graph:
         return None
     if reads_shape(reader):
@@ -117,8 +125,8 @@ def _shape_readers(reader: ir.Node, value: ir.Value, graph: object, depth: int =
 
 
 def feeds_backward(anchor: SoftmaxAnchor) -> bool:
-    """Are the probabilities read by what looks like their own gradient? It reads them in a product, and it multiplies
-    them or what the softmax makes on the way to them."""
+    """Are the probabilities read by what looks like their own gradient? It reads them in a product,
+    and it multiplies them or what the softmax makes on the way to them."""
     readers = distinct_consumers(anchor.output)
     if any(reader.op_type in BACKWARD_OPS for reader in readers):
         return True
@@ -131,15 +139,19 @@ def feeds_backward(anchor: SoftmaxAnchor) -> bool:
 
 
 def _serves_only(reader: ir.Node, softmax: set[int], matched: set[int], limit: int = 16) -> bool:
-    """Does all that is made from a node's results end in the softmax, as the target shape of an Expand in it does? What
-    ends in other nodes of the match, a mask or bias, outlives them."""
+    """Does all that is made from a node's results end in the softmax, as the target shape of an
+    Expand in it does? What ends in other nodes of the match, a mask or bias, outlives them."""
     pending, known = [reader], {id(reader)}
     while pending:
         node = pending.pop()
         if len(known) > limit or holds_output(node.outputs):
             return False
         readers = {id(reader): reader for reader in nodes_after(node)}
-        following = {key: reader for key, reader in readers.items() if key not in softmax and key not in known}
+        following = {
+            key: reader
+            for key, reader in readers.items()
+            if key not in softmax and key not in known
+        }
         if not matched.isdisjoint(following):
             return False
         known.update(following)

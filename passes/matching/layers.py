@@ -2,19 +2,23 @@
 
     experts = torch.nn.Linear(d, n)(x).softmax(-1)
 
-A router, a pooling layer, a classifier, the bins of a distribution and linear attention have no scores of rows and
-keys. Their softmax takes the product of a tensor with weights, or weights alone. One rule declines all of them, with
-the code of a softmax that is no attention:
+A router, a pooling layer, a classifier, the bins of a distribution and linear attention have no
+scores of rows and keys. Their softmax takes the product of a tensor with weights, or weights alone.
+One rule declines all of them, with the code of a softmax that is no attention:
 
-    made :=                                                what the softmax takes, where it is no product of query and
-                                                           key that is followed to its end, or not over the keys' axis
-      1     layer(x)                                       Conv, or a product with a matrix of weights
+    made :=                                                what the softmax takes, where it is no
+                                                           product of query and key that is followed
+                                                           to its end, or not over the keys' axis
+      1     layer(x)                                       Conv, or a product with a matrix of
+                                                           weights
       2   | weights                                        initializers and constants alone
-      3   | between(made, ...)                             elementwise operators, normalisations, layout, parts; what
-                                                           else they take may be given, but made by nothing else
+      3   | between(made, ...)                             elementwise operators, normalisations,
+                                                           layout, parts; what else they take may be
+                                                           given, but made by nothing else
 
-A layer that takes the scores of an attention is none of these (talking heads): the attention is what cannot be fused,
-and its own code says so. Nor is a product of two tensors that are no weights, wherever it stands.
+A layer that takes the scores of an attention is none of these (talking heads): the attention is
+what cannot be fused, and its own code says so. Nor is a product of two tensors that are no weights,
+wherever it stands.
 """
 
 from __future__ import annotations
@@ -58,9 +62,14 @@ LIMIT = 64
 """So many values are looked at."""
 
 
-def decline_of_layers(decline: Decline, before: ScorePath, after: ProbabilityPath, viewer: Viewer) -> Decline:
-    """A decline about a layer instead of one about an axis, if an operand of the first product is a weight."""
-    if decline.code != Code.AXIS or not any(holds_weights(value, viewer) for value in before.product.operands):
+def decline_of_layers(
+    decline: Decline, before: ScorePath, after: ProbabilityPath, viewer: Viewer
+) -> Decline:
+    """A decline about a layer instead of one about an axis, if an operand of the first product is a
+    weight."""
+    if decline.code != Code.AXIS or not any(
+        holds_weights(value, viewer) for value in before.product.operands
+    ):
         return decline
     if (mixed := _talking_heads(before, viewer)) is not None:
         return mixed
@@ -68,8 +77,8 @@ def decline_of_layers(decline: Decline, before: ScorePath, after: ProbabilityPat
 
 
 def scores_of_attention(value: ir.Value, after: ProbabilityPath, viewer: Viewer) -> ScorePath:
-    """The path of the scores that a softmax takes. Raises Decline; it has the code of a softmax that is no attention if
-    layers make what the softmax takes."""
+    """The path of the scores that a softmax takes. Raises Decline; it has the code of a softmax
+    that is no attention if layers make what the softmax takes."""
 
     def words(decline: Decline) -> Decline:
         if decline.code not in (Code.NO_SCORES_MATMUL, Code.SCORE_TERM, Code.SCALE):
@@ -96,7 +105,9 @@ def _maker(value: ir.Value, viewer: Viewer) -> str | None:
             given |= not is_weight(made)
         elif is_op(node, "Conv") and not takes_scores(node, viewer):  # 1
             layer = "a convolution makes"
-        elif is_op(node, "MatMul", "Gemm") and any(is_matrix(operand, viewer) for operand in operands(node)[:2]):
+        elif is_op(node, "MatMul", "Gemm") and any(
+            is_matrix(operand, viewer) for operand in operands(node)[:2]
+        ):
             layer = LINEAR
         elif not is_op(node, *BETWEEN, "Constant"):
             return None
@@ -132,7 +143,10 @@ def _is_of_linear_attention(product: Contraction, value: ir.Value, viewer: Viewe
     readers = (product_at(node, viewer.info) for node in readers_of(values))
     inner = product_at(source_through(value, *SCALING).producer(), viewer.info)
     products = without_none((inner, *readers))
-    return any(not any(holds_weights(operand, viewer) for operand in multiplied.operands) for multiplied in products)
+    return any(
+        not any(holds_weights(operand, viewer) for operand in multiplied.operands)
+        for multiplied in products
+    )
 
 
 def _talking_heads(before: ScorePath, viewer: Viewer) -> Decline | None:
@@ -141,7 +155,9 @@ def _talking_heads(before: ScorePath, viewer: Viewer) -> Decline | None:
         if holds_weights(value, viewer):
             continue
         inner = if_possible(partial(find_scores, value, viewer, inner=True))
-        if inner is not None and not any(holds_weights(operand, viewer) for operand in inner.product.operands):
+        if inner is not None and not any(
+            holds_weights(operand, viewer) for operand in inner.product.operands
+        ):
             reason = "talking heads: a linear layer mixes the scores of several heads"
             return Decline(Code.SCORE_TERM, reason, before.product.node, "")
     return None

@@ -1,4 +1,5 @@
-"""Attention without a softmax. It is left as it is, and the report names it, with the operator that can take it.
+"""Attention without a softmax. It is left as it is, and the report names it, with the operator that
+can take it.
 
     state = phi(k).transpose(-2, -1) @ v
     output = phi(q) @ state
@@ -6,25 +7,33 @@
 Grammar, read upwards from the node that is named; the code cites the numbers of the cases:
 
     linear_attention :=
-      1     LinearAttentionGate(...)                       of com.microsoft; LinearAttention itself is converted
+      1     LinearAttentionGate(...)                       of com.microsoft; LinearAttention itself
+                                                           is converted
       2   | product(query, state)                          summed over the features of the keys
-      3   | product(weighted(product(query, key)), value)            summed over the tokens of the keys
-      4   | state' := Add(decayed(state), update)          an input and an output of the graph, as in the body of a Loop
-                                                           or Scan and in a decoder of one token in each run; a product
-                                                           reads state', or a sum of products with another tensor
-      8   | the same, where a product reads the state in front of the update, alone or with a part of the update that is
-          added: RWKV-6, whose bonus is another weight of the present token. The update is an outer product
+      3   | product(weighted(product(query, key)), value)            summed over the tokens of the
+                                                           keys
+      4   | state' := Add(decayed(state), update)          an input and an output of the graph, as
+                                                           in the body of a Loop
+                                                           or Scan and in a decoder of one token in
+                                                           each run; a product reads state', or a
+                                                           sum of products with another tensor
+      8   | the same, where a product reads the state in front of the update, alone or with a part
+          of the update that is added: RWKV-6, whose bonus is another weight of the present token.
+          The update is an outer product
     state :=
-      5     product(key, value)                            summed over the tokens; also the running sum of the products
-                                                           of single numbers, CumSum(Mul(key, value))
+      5     product(key, value)                            summed over the tokens; also the running
+                                                           sum of the products of single numbers,
+                                                           CumSum(Mul(key, value))
       6   | moved(state) | Mul(state, t) | Div(state, t) | Add(state, t)
     weighted, decayed :=
-      7     moved(x) | Mul(x, t) | Div(x, t) | Where(c, x, t) | Trilu(x)           a state also after other updates
+      7     moved(x) | Mul(x, t) | Div(x, t) | Where(c, x, t) | Trilu(x)
+                                                           a state also after other updates
 
-It is named only where layers make query and key: convolutions, or products with a matrix of weights. The number of
-tokens differs from run to run, or it is at least 16. So chains of rotations or of weights are not meant. Nothing in it
-may be probabilities: the result of another attention and the gradient of a softmax are products of products, too. All
-products whose queries and keys come from the same layers have one block, for an unrolled loop over chunks has many.
+It is named only where layers make query and key: convolutions, or products with a matrix of
+weights. The number of tokens differs from run to run, or it is at least 16. So chains of rotations
+or of weights are not meant. Nothing in it may be probabilities: the result of another attention and
+the gradient of a softmax are products of products, too. All products whose queries and keys come
+from the same layers have one block, for an unrolled loop over chunks has many.
 """
 
 from __future__ import annotations
@@ -67,7 +76,8 @@ from fa_compiler.passes.values.facts import Facts
 
 READY_MADE = ("LinearAttentionGate",)  # 1
 FEATURES = (*BETWEEN, "ReduceSum", "ReduceL2", "ReduceMean", "CumSum", "LpNormalization")
-"""What may stand between a layer and the queries or keys: feature maps, norms, rotary positions, decays."""
+"""What may stand between a layer and the queries or keys: feature maps, norms, rotary positions,
+decays."""
 MOVING = (*MOVES, "Split", "Cast", "Mul", "Div", "Neg")
 STATES = (*MOVING, "Add")  # 6
 WEIGHTS = (*MOVING, "Where", "Trilu")  # 7
@@ -75,9 +85,15 @@ LIMIT = 96
 """So many values are looked at in one search."""
 FEWEST = 16
 """Fewer tokens than this, where their number is fixed, may be the dimensions of a rotation."""
-SUMMED = "attention without a softmax: queries are multiplied by sums of the products of keys and values"
-WEIGHTED = "attention without a softmax: the products of queries and keys are the weights of the values"
-UPDATED = "attention without a softmax: a state is updated for each token, and multiplied by queries"
+SUMMED = (
+    "attention without a softmax: queries are multiplied by sums of the products of keys and values"
+)
+WEIGHTED = (
+    "attention without a softmax: the products of queries and keys are the weights of the values"
+)
+UPDATED = (
+    "attention without a softmax: a state is updated for each token, and multiplied by queries"
+)
 BEFORE = (
     "attention without a softmax: queries are multiplied by a state before it is updated for their token, which no "
     "operator computes, as in RWKV-6"
@@ -97,12 +113,21 @@ class LinearAttention:
         return Decline(Code.LINEAR, self.reason, self.node, None if has_operator else "")
 
 
-def linear_attentions(graph: ir.Graph, probabilities: Collection[ir.Value], facts: Facts) -> list[LinearAttention]:
-    """The attentions without a softmax of one graph, its subgraphs not included. `probabilities` are the results of its
-    softmaxes."""
-    ready = [node for node in graph if node.domain in (*STANDARD, "com.microsoft") and node.op_type in READY_MADE]
+def linear_attentions(
+    graph: ir.Graph, probabilities: Collection[ir.Value], facts: Facts
+) -> list[LinearAttention]:
+    """The attentions without a softmax of one graph, its subgraphs not included. `probabilities`
+    are the results of its softmaxes."""
+    ready = [
+        node
+        for node in graph
+        if node.domain in (*STANDARD, "com.microsoft") and node.op_type in READY_MADE
+    ]
     search = _Search(Viewer(facts, AxisSpace()), probabilities)
-    made = [LinearAttention(node, f"{node.op_type} is attention without a softmax already") for node in ready]
+    made = [
+        LinearAttention(node, f"{node.op_type} is attention without a softmax already")
+        for node in ready
+    ]
     return [*made, *search.by_products(graph), *search.recurrences(graph)]
 
 
@@ -124,8 +149,8 @@ class _Search:
                     known |= layers
 
     def _products_of(self, node: ir.Node) -> list[Contraction]:
-        """The product that a node is, summed over one label; also of two operands of an Einsum whose third one only
-        scales the result, as 1 / (Q z)."""
+        """The product that a node is, summed over one label; also of two operands of an Einsum
+        whose third one only scales the result, as 1 / (Q z)."""
         products = without_none([any_contraction(node, self.viewer.info), *_scaled_einsums(node)])
         return [product for product in products if self._is_of_tensors(product)]
 
@@ -146,20 +171,25 @@ class _Search:
                 yield SUMMED, query | state
 
     def _made_by_product(self, outer: Contraction, side: int) -> set[ir.Node]:
-        """Case 5: the layers that make the key of a state, an operand of a product, where that is a product itself."""
+        """Case 5: the layers that make the key of a state, an operand of a product, where that is a
+        product itself."""
         inner = self._product_in(outer.operands[side], STATES)
         if inner is None or not self._is_long(inner) or self._length(outer) > self._length(inner):
             return set()
         return self._key_layers(inner, self._size(outer, outer.summed[0]))
 
     def _key_layers(self, state: Contraction, features: Dim | None) -> set[ir.Node]:
-        """Case 2: the layers that make the key of a state, a product of keys and values; empty where neither operand
-        has these features."""
+        """Case 2: the layers that make the key of a state, a product of keys and values; empty
+        where neither operand has these features."""
         for key, value in (state.operands, state.operands[::-1]):
-            free = [label for label in state.labels[state.operands.index(key)] if label in state.out]
+            free = [
+                label for label in state.labels[state.operands.index(key)] if label in state.out
+            ]
             if not any(self._size(state, label) == features for label in free):
                 continue
-            if (layers := self._layers(key)) and not self._has_probabilities(_upward([value], FEATURES)):
+            if (layers := self._layers(key)) and not self._has_probabilities(
+                _upward([value], FEATURES)
+            ):
                 return layers
         return set()
 
@@ -177,7 +207,11 @@ class _Search:
         """Case 3: the product is that of weights and values."""
         for side in (0, 1):
             inner = self._product_in(outer.operands[side], WEIGHTS)
-            if inner is None or not self._is_long(outer) or self._length(outer) <= self._length(inner):
+            if (
+                inner is None
+                or not self._is_long(outer)
+                or self._length(outer) <= self._length(inner)
+            ):
                 continue
             query, key = map(self._layers, inner.operands)
             if query and key:
@@ -194,7 +228,9 @@ class _Search:
                 continue
             if self._is_read(add.outputs[0]):
                 yield LinearAttention(add, UPDATED)
-            elif any(self._is_read_before(*pair) for pair in (inputs_of(add), inputs_of(add)[::-1])):
+            elif any(
+                self._is_read_before(*pair) for pair in (inputs_of(add), inputs_of(add)[::-1])
+            ):
                 yield LinearAttention(add, BEFORE)
 
     def _is_state(self, value: ir.Value, output: ir.Value, graph: ir.Graph) -> bool:
@@ -212,8 +248,8 @@ class _Search:
         return any(map(self._multiplies, readers_of(reached([state], moved, LIMIT))))
 
     def _is_read_before(self, state: ir.Value, update: ir.Value) -> bool:
-        """Case 8: does a product read what a state was before this update or an earlier one, or its sum with a part of
-        an update?"""
+        """Case 8: does a product read what a state was before this update or an earlier one, or its
+        sum with a part of an update?"""
         parts = set(_upward([update], (*LAYOUT_OPS, "Cast", "Mul")))
         if not any(map(self._is_outer, makers_of(parts))):
             return False
@@ -227,7 +263,9 @@ class _Search:
         """Is a node the product of a column and a row?"""
         product = any_contraction(node, self.viewer.info)
         if product is not None:
-            return not self._is_layer(product) and all(self._size(product, label) == 1 for label in product.summed)
+            return not self._is_layer(product) and all(
+                self._size(product, label) == 1 for label in product.summed
+            )
         return is_outer_product(node, self.viewer.info)
 
     def _multiplies(self, node: ir.Node) -> bool:
@@ -238,15 +276,19 @@ class _Search:
         return product is not None and not self._is_layer(product)
 
     def _product_in(self, value: ir.Value, through: Sequence[str]) -> Contraction | None:
-        """The product of two tensors that a value is made of by these operators, without probabilities."""
+        """The product of two tensors that a value is made of by these operators, without
+        probabilities."""
         values = list(_upward([value], through))
         if self._has_probabilities(values):
             return None
-        products = without_none(any_contraction(made.producer(), self.viewer.info) for made in values)
+        products = without_none(
+            any_contraction(made.producer(), self.viewer.info) for made in values
+        )
         return next(filter(self._is_of_tensors, products), None)
 
     def _layers(self, value: ir.Value) -> set[ir.Node]:
-        """The layers that make queries or keys; empty where a product of two tensors or a softmax has a part in it."""
+        """The layers that make queries or keys; empty where a product of two tensors or a softmax
+        has a part in it."""
         values = list(_upward([value], FEATURES))
         makers = makers_of(values)
         products = [node for node in nodes_of_type(makers, *PRODUCTS) if not self._has_matrix(node)]
@@ -274,10 +316,13 @@ class _Search:
 
     def _is_long(self, product: Contraction) -> bool:
         """May a product be summed over tokens?"""
-        return self._size(product, product.summed[0]) is not None and self._length(product) >= FEWEST
+        return (
+            self._size(product, product.summed[0]) is not None and self._length(product) >= FEWEST
+        )
 
     def _length(self, product: Contraction) -> float:
-        """How many terms a product sums up; infinitely many where that differs from run to run, or is unknown."""
+        """How many terms a product sums up; infinitely many where that differs from run to run, or
+        is unknown."""
         size = self._size(product, product.summed[0])
         return math.inf if size is None or size.const is None else size.const
 
@@ -309,4 +354,6 @@ def _scaled_einsums(node: ir.Node) -> Iterator[Contraction]:
     given = operands(node)
     for left, right, scale in ((0, 1, 2), (0, 2, 1), (1, 2, 0)):
         if set(labels[scale]) <= set(out):
-            yield Contraction(node, (given[left], given[right]), (labels[left], labels[right]), tuple(out))
+            yield Contraction(
+                node, (given[left], given[right]), (labels[left], labels[right]), tuple(out)
+            )

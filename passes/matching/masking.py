@@ -1,23 +1,31 @@
-"""What an attention's terms and guards come to: the mask plan, and what was decided on the way to it.
+"""What an attention's terms and guards come to: the mask plan, and what was decided on the way to
+it.
 
-    terms     those of the scores; a mask by which probabilities are divided again (renormalised.py) is one more
-    guard     what a guard after the softmax tests (guards.py), or a factor on the probabilities that is the mask
-    factors   if one on the scores is of unknown size (factors.py), a mask whose finite number is added stays a bias
-    sink      beside the scores it makes a row without a key 0; as a gate, or in the total alone, it leaves that row NaN
+    terms     those of the scores; a mask by which probabilities are divided again (renormalised.py)
+              is one more
+    guard     what a guard after the softmax tests (guards.py), or a factor on the probabilities
+              that is the mask
+    factors   if one on the scores is of unknown size (factors.py), a mask whose finite number is
+              added stays a bias
+    sink      beside the scores it makes a row without a key 0; as a gate, or in the total alone, it
+              leaves that row NaN
 
 Refused with a sink:
     a guard that tests the scores or the bias
     a guard by the mask, unless the sink is proven to be less than +inf
-    a gate, or a sink in the total alone: terms that may make a whole row -inf, unless a guard makes that row 0
+    a gate, or a sink in the total alone: terms that may make a whole row -inf, unless a guard makes
+        that row 0
     a gate with a guard against NaN: terms that may make a score +inf
 
-Refused beside a softmax that is spelt exp(x - log(sum(exp(x)))), where finite numbers may be all that a row holds:
+Refused beside a softmax that is spelt exp(x - log(sum(exp(x)))), where finite numbers may be all
+that a row holds:
     numbers that are not proven to be 0 or less
-    other numbers, unless the only mask is proven to leave each row a key, or the user vouches for no-empty-rows
+    other numbers, unless the only mask is proven to leave each row a key, or the user vouches for
+    no-empty-rows
 
-Beside a number such as -1e9 the logarithm is rounded away, and each key of the row gets the weight 1, not its share.
-The largest x of any other row is between two scores of the product, or a score and 0, if no term gives a score more
-than 0. The logarithm is then rounded as it is without a mask.
+Beside a number such as -1e9 the logarithm is rounded away, and each key of the row gets the weight
+1, not its share. The largest x of any other row is between two scores of the product, or a score
+and 0, if no term gives a score more than 0. The logarithm is then rounded as it is without a mask.
 """
 
 from __future__ import annotations
@@ -29,7 +37,12 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import Decline, label
-from fa_compiler.passes.answer.options import BOUNDED_SCORES, DROP_ROUNDINGS, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
+from fa_compiler.passes.answer.options import (
+    BOUNDED_SCORES,
+    DROP_ROUNDINGS,
+    NO_EMPTY_ROWS,
+    NO_EMPTY_ROWS_HINT,
+)
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS
 from fa_compiler.passes.layout.views import Viewer
@@ -49,16 +62,18 @@ from fa_compiler.passes.matching.roles import KeySide
 from fa_compiler.passes.matching.sinks import FoundSink, sink_lower_bound
 from fa_compiler.passes.matching.weights import base_of
 
-LOGARITHM_ADVICE = "write it as a Softmax; or mask the scores with -inf, and add nothing else to them"
+LOGARITHM_ADVICE = (
+    "write it as a Softmax; or mask the scores with -inf, and add nothing else to them"
+)
 
 
 @dataclass(frozen=True)
 class Masking:
     """The plan and its planner.
 
-    `row` is the label of the query dimension that counts its rows, None if it has none. `tested` is the meaning of the
-    guard's nodes alone, and `factors` are the factors on the probabilities that are no mask. The plan is that of
-    `terms` with `guard` after the softmax.
+    `row` is the label of the query dimension that counts its rows, None if it has none. `tested` is
+    the meaning of the guard's nodes alone, and `factors` are the factors on the probabilities that
+    are no mask. The plan is that of `terms` with `guard` after the softmax.
     """
 
     plan: MaskPlan
@@ -70,7 +85,12 @@ class Masking:
     guard: RowGuard
 
     @staticmethod
-    def of(paths: AttentionPaths, key: KeySide, probabilities: Probabilities, found_sink: FoundSink | None) -> Masking:
+    def of(
+        paths: AttentionPaths,
+        key: KeySide,
+        probabilities: Probabilities,
+        found_sink: FoundSink | None,
+    ) -> Masking:
         """The masking of an attention whose scores have this sink beside them. Raises Decline."""
         guarded, space = Guarded.of(paths, key, probabilities), paths.viewer.space
         terms, guard = guarded.terms, guarded.guard
@@ -102,8 +122,9 @@ class Masking:
 class Guarded:
     """The terms of an attention, and what zeroes rows behind its softmax.
 
-    `guard` belongs to the terms, among which is a mask by which probabilities are divided again. `tested` is the
-    meaning of the guard's nodes alone, and `factors` are the factors on the probabilities that are no mask.
+    `guard` belongs to the terms, among which is a mask by which probabilities are divided again.
+    `tested` is the meaning of the guard's nodes alone, and `factors` are the factors on the
+    probabilities that are no mask.
     """
 
     terms: tuple[Term, ...]
@@ -114,13 +135,22 @@ class Guarded:
     @staticmethod
     def of(paths: AttentionPaths, key: KeySide, probabilities: Probabilities) -> Guarded:
         """What the guard, a division and the factors behind the softmax come to. Raises Decline."""
-        after, viewer, terms, factors = paths.after, paths.viewer, paths.scores.terms, probabilities.factors
+        after, viewer, terms, factors = (
+            paths.after,
+            paths.viewer,
+            paths.scores.terms,
+            probabilities.factors,
+        )
         tested = RowGuard.NONE
         if after.guard is not None:
-            tested = after.guard.meaning(MaskedScores(terms, key.kv_seq, viewer, probabilities.seen))
+            tested = after.guard.meaning(
+                MaskedScores(terms, key.kv_seq, viewer, probabilities.seen)
+            )
         guard = tested
         if after.divided is not None:
-            mask = BoundedScores(viewer.facts).mask_of(after.divided, key.kv_seq, viewer, probabilities.seen)
+            mask = BoundedScores(viewer.facts).mask_of(
+                after.divided, key.kv_seq, viewer, probabilities.seen
+            )
             terms, guard = (*terms, mask), RowGuard.NAN if after.divided.zeros else RowGuard.NONE
         if guard is RowGuard.NONE and (choice := product_guard(factors, terms, viewer)) is not None:
             others = tuple(factor for factor in factors if factor is not choice)
@@ -142,7 +172,8 @@ class Guarded:
         return sink_lower_bound(sink, paths.viewer.facts, self.by_mask)
 
     def check_empty_rows(self, paths: AttentionPaths, values: TermValues) -> None:
-        """Decline terms that may make a whole row -inf beside a gate, or a sink in the total alone."""
+        """Decline terms that may make a whole row -inf beside a gate, or a sink in the total
+        alone."""
         total = paths.anchor.sink
         leaves_nan = paths.gate is not None or (total is not None and total.clamped_max is None)
         if leaves_nan and self.guard is RowGuard.SELECTION:
@@ -164,7 +195,9 @@ def _assumed(paths: AttentionPaths, planner: MaskPlanner, terms: tuple[Term, ...
         yield DROP_ROUNDINGS
 
 
-def _stays_bias(paths: AttentionPaths, planner: MaskPlanner, terms: tuple[Term, ...]) -> Missed | None:
+def _stays_bias(
+    paths: AttentionPaths, planner: MaskPlanner, terms: tuple[Term, ...]
+) -> Missed | None:
     """Why every mask stays a bias beside a factor of unknown size; None where none has to."""
     factor = paths.scores.unbounded
     if factor is None or not planner.outweighs_masks(terms):
@@ -174,8 +207,11 @@ def _stays_bias(paths: AttentionPaths, planner: MaskPlanner, terms: tuple[Term, 
     return Missed(MissedCode.DENSE_MASK, reason, label(factor.node), hint)
 
 
-def _assumed_for_logarithm(planner: MaskPlanner, terms: tuple[Term, ...], finite: Term) -> tuple[str, ...]:
-    """What the user vouches for beside a softmax that subtracts the logarithm of its sum. Raises Decline."""
+def _assumed_for_logarithm(
+    planner: MaskPlanner, terms: tuple[Term, ...], finite: Term
+) -> tuple[str, ...]:
+    """What the user vouches for beside a softmax that subtracts the logarithm of its sum. Raises
+    Decline."""
     reason = (
         "the softmax is spelt exp(scores - log(sum(exp(scores)))), and the logarithm is rounded away in a row "
         "whose scores are all as large as the numbers of a mask, which this term may bring about"
@@ -187,11 +223,14 @@ def _assumed_for_logarithm(planner: MaskPlanner, terms: tuple[Term, ...], finite
         return ()
     if NO_EMPTY_ROWS in planner.options.assume:
         return (NO_EMPTY_ROWS,)
-    raise Decline(Code.SCORE_TERM, reason, finite.node, f"{NO_EMPTY_ROWS_HINT}; or {LOGARITHM_ADVICE}")
+    raise Decline(
+        Code.SCORE_TERM, reason, finite.node, f"{NO_EMPTY_ROWS_HINT}; or {LOGARITHM_ADVICE}"
+    )
 
 
 def _only_lowers(values: TermValues, terms: tuple[Term, ...], index: int) -> bool:
-    """Does a term leave each score, or give it or add to it a number that is 0 or less, whatever factors follow?"""
+    """Does a term leave each score, or give it or add to it a number that is 0 or less, whatever
+    factors follow?"""
     term = terms[index]
     if isinstance(term, Scale):
         return term.factor > 0.0
@@ -200,7 +239,8 @@ def _only_lowers(values: TermValues, terms: tuple[Term, ...], index: int) -> boo
 
 
 def _check_finite(values: TermValues, terms: tuple[Term, ...], zeroed: Term | None) -> None:
-    """Decline terms that may make a whole row -inf; where `zeroed` alone does so, a guard makes it 0."""
+    """Decline terms that may make a whole row -inf; where `zeroed` alone does so, a guard makes it
+    0."""
     others = [index for index, term in enumerate(terms) if term is not zeroed]
     masks = [index for index in others if not values.cannot_exclude(terms, index)]
     for index in masks:
@@ -210,10 +250,15 @@ def _check_finite(values: TermValues, terms: tuple[Term, ...], zeroed: Term | No
 
 
 def _check_below_infinity(values: TermValues, terms: tuple[Term, ...]) -> None:
-    """Decline terms that may make a score +inf; inputs of the model are assumed not to hold +inf."""
+    """Decline terms that may make a score +inf; inputs of the model are assumed not to hold
+    +inf."""
     for index, term in enumerate(terms):
         numbers = values.numbers_before_softmax(terms, index)
-        added = numbers == UNKNOWN and isinstance(term, Add) and not _is_given(term.operand.value, values.viewer)
+        added = (
+            numbers == UNKNOWN
+            and isinstance(term, Add)
+            and not _is_given(term.operand.value, values.viewer)
+        )
         if math.inf in numbers or (added and values.may_be_infinite(terms, index)):
             reason = "a guard makes a row with a score of +inf 0, where a sink beside the scores makes it NaN"
             raise Decline(Code.MASK_VALUE, reason, term.node)

@@ -24,8 +24,8 @@ from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 
 @dataclass(frozen=True)
 class Derivation:
-    """How a match was found: the paths around its softmax, the probabilities at the product with the values, and the
-    mask."""
+    """How a match was found: the paths around its softmax, the probabilities at the product with
+    the values, and the mask."""
 
     paths: AttentionPaths
     probabilities: Probabilities
@@ -36,14 +36,15 @@ class Derivation:
 class AttentionMatch:
     """All that is needed to replace one attention; nothing in the graph has been changed.
 
-    All axes are resolved to the finest parts that are known. `space` does not change after this. A later step that has
-    to split axes further (a gradient, a list of keys, a place for the result) works in a branch of the space and
-    converts the match with `within`.
+    All axes are resolved to the finest parts that are known. `space` does not change after this. A
+    later step that has to split axes further (a gradient, a list of keys, a place for the result)
+    works in a branch of the space and converts the match with `within`.
 
-    The views' dimensions are those of the product's operands. `output` is the product's value with the arrangement
-    `output_dims`; `dtype` is the type to compute in. `shapes` are Shape nodes outside the match that read an inner
-    value, with that value's arrangement: their results are computed without it. `softcap` is the c of
-    c * tanh(scores / c), 0 where the scores are not capped. An operator that is attention already has no `derivation`.
+    The views' dimensions are those of the product's operands. `output` is the product's value with
+    the arrangement `output_dims`; `dtype` is the type to compute in. `shapes` are Shape nodes
+    outside the match that read an inner value, with that value's arrangement: their results are
+    computed without it. `softcap` is the c of c * tanh(scores / c), 0 where the scores are not
+    capped. An operator that is attention already has no `derivation`.
     """
 
     anchor: SoftmaxAnchor
@@ -72,19 +73,30 @@ class AttentionMatch:
         if self.derivation is None:
             return ()
         paths = self.derivation.paths
-        lost = ((node, lost_scores(node, paths.viewer.facts)) for node in paths.before.nodes if rounding_starts(node))
+        lost = (
+            (node, lost_scores(node, paths.viewer.facts))
+            for node in paths.before.nodes
+            if rounding_starts(node)
+        )
         return (
-            *(f"{label(node)}: the scores are not rounded to bfloat16 any more" for node in paths.scores.rounded),
-            *(f"{label(node)}: in the model {what}; they are not rounded any more" for node, what in lost if what),
+            *(
+                f"{label(node)}: the scores are not rounded to bfloat16 any more"
+                for node in paths.scores.rounded
+            ),
+            *(
+                f"{label(node)}: in the model {what}; they are not rounded any more"
+                for node, what in lost
+                if what
+            ),
         )
 
     def with_larger_product_first(self) -> AttentionMatch:
-        """The same match. The operands of its two score products are exchanged if the added product should be that of
-        query and key, and the other one that of query_rope and key_rope.
+        """The same match. The operands of its two score products are exchanged if the added product
+        should be that of query and key, and the other one that of query_rope and key_rope.
 
-        The product of query and key is the one that sums over more elements. In float16 it is the one with the larger
-        scale: the query of the other product is multiplied by the ratio of the scales, and a ratio above 1 may overflow
-        at 65504.
+        The product of query and key is the one that sums over more elements. In float16 it is the
+        one with the larger scale: the query of the other product is multiplied by the ratio of the
+        scales, and a ratio above 1 may overflow at 65504.
         """
         rope = self.rope
         if rope is None or not self._is_larger(rope):
@@ -102,7 +114,10 @@ class AttentionMatch:
         """Should the added product be that of query and key?"""
         if abs(rope.ratio) != 1.0 and self.dtype == ir.DataType.FLOAT16:
             return abs(rope.ratio) > 1.0
-        width, other = self.space.size(self.roles.head_dim).const, self.space.size(rope.head_dim).const
+        width, other = (
+            self.space.size(self.roles.head_dim).const,
+            self.space.size(rope.head_dim).const,
+        )
         return width is not None and other is not None and width < other
 
     @property
@@ -114,14 +129,17 @@ class AttentionMatch:
     @property
     def key_views(self) -> tuple[View, ...]:
         """Key and value, and the key of the added product."""
-        return (self.key, self.value) if self.rope is None else (self.key, self.value, self.rope.key)
+        return (
+            (self.key, self.value) if self.rope is None else (self.key, self.value, self.rope.key)
+        )
 
     def within(self, space: KnownAxes) -> AttentionMatch:
         """The same match in a branch of its space, where axes may have been split further."""
         return replace(space.settle(replace(self, derivation=None)), derivation=self.derivation)
 
     def with_heads(self) -> AttentionMatch:
-        """The same match with heads told from batch, where there were none and axes are split now."""
+        """The same match with heads told from batch, where there were none and axes are split
+        now."""
         roles = self.roles
         if roles.heads:
             return self
@@ -130,8 +148,9 @@ class AttentionMatch:
         return replace(self, roles=replace(roles, batch=batch, heads=heads, kv_heads=kv_heads))
 
     def with_neighbours(self) -> AttentionMatch:
-        """The same match with the heads in another order, in which those that share a head of key and value are
-        neighbours; itself where they are, or where none is shared. The order of heads is that of the operands alone."""
+        """The same match with the heads in another order, in which those that share a head of key
+        and value are neighbours; itself where they are, or where none is shared. The order of heads
+        is that of the operands alone."""
         heads = self.roles.heads
         shared = owned_heads(self.key_views, heads, self.space)
         if shared == heads[: len(shared)] or not shared:

@@ -1,7 +1,8 @@
 """After the softmax: the probabilities as the product with the values takes them.
 
 arrangement    what the layout operators between the two make of the scores' arrangement
-factors        what the probabilities are multiplied by; a number is a part of a dropout, where there is one
+factors        what the probabilities are multiplied by; a number is a part of a dropout, where
+               there is one
 dropout        the one drop mask, where the gradient is fused, too; else it is one of the factors
 """
 
@@ -32,8 +33,8 @@ KEEPING = ("IsNaN", "Where", "Add", "QuantizeLinear", "DequantizeLinear")
 
 @dataclass(frozen=True)
 class Probabilities:
-    """The probabilities at the product with the values. `seen` has the arrangement of every value between the two
-    products."""
+    """The probabilities at the product with the values. `seen` has the arrangement of every value
+    between the two products."""
 
     dims: Arrangement
     factors: tuple[Factor, ...]
@@ -45,15 +46,26 @@ class Probabilities:
         """Walk down to the product. Raises Decline."""
         anchor, after, scores, viewer = paths.anchor, paths.after, paths.scores, paths.viewer
         seen, in_front = dict(paths.dims), after.in_front_of_guard
-        drops = [node for node in after.nodes if drop_mask(node, viewer) is not None] if paths.route.gradient else []
+        drops = (
+            [node for node in after.nodes if drop_mask(node, viewer) is not None]
+            if paths.route.gradient
+            else []
+        )
         if len(drops) != 1:
             return Probabilities(
-                *_arrangement_and_factors(anchor.output, after, scores, viewer, seen, in_front), None, seen
+                *_arrangement_and_factors(anchor.output, after, scores, viewer, seen, in_front),
+                None,
+                seen,
             )
         (drop,) = drops
         index = after.nodes.index(drop)
-        before, following = replace(after, nodes=after.nodes[:index]), replace(after, nodes=after.nodes[index + 1 :])
-        dims, factors = _arrangement_and_factors(anchor.output, before, scores, viewer, seen, in_front)
+        before, following = (
+            replace(after, nodes=after.nodes[:index]),
+            replace(after, nodes=after.nodes[index + 1 :]),
+        )
+        dims, factors = _arrangement_and_factors(
+            anchor.output, before, scores, viewer, seen, in_front
+        )
         dropout, scale = dropped(drop, dims, viewer)
         seen[drop.outputs[0]] = dims
         dims, more = _arrangement_and_factors(
@@ -64,7 +76,9 @@ class Probabilities:
     def product(self, paths: AttentionPaths) -> Operands:
         """The product with the values, whose other operand these are. Raises Decline."""
         after = paths.after
-        return Operands.of(after.product, paths.viewer, given=(after.side, self.dims), factors=False)
+        return Operands.of(
+            after.product, paths.viewer, given=(after.side, self.dims), factors=False
+        )
 
 
 def _arrangement_and_factors(
@@ -75,8 +89,8 @@ def _arrangement_and_factors(
     seen: dict[ir.Value, Arrangement],
     in_front: Collection[ir.Node],
 ) -> tuple[Arrangement, tuple[Factor, ...]]:
-    """Walk the probabilities from `start` down to the product: their arrangement, and the factors on them. The nodes
-    `in_front` are in front of a guard."""
+    """Walk the probabilities from `start` down to the product: their arrangement, and the factors
+    on them. The nodes `in_front` are in front of a guard."""
     dims, found_sink, value = scores.dims, scores.found_sink, start
     factors: list[Factor] = []
     again = () if path.divided is None else path.divided.nodes
@@ -92,10 +106,18 @@ def _arrangement_and_factors(
         elif node.op_type not in KEEPING:
             moved = viewer.rearranged(node, dims)
             if moved is None:
-                raise Decline(Code.SHAPE, f"what {node.op_type} does to the probabilities was not proven", node)
+                raise Decline(
+                    Code.SHAPE,
+                    f"what {node.op_type} does to the probabilities was not proven",
+                    node,
+                )
             dims = moved
         value = value if node.op_type == "IsNaN" else carried_output(node)
         seen.update((output, dims) for output in node.outputs)
-    if found_sink is not None and any(viewer.space.resolve(dim) == found_sink.axes_with_sink for dim in dims):
-        raise Decline(Code.PROBABILITY_TERM, "the sink's probability is not left out", found_sink.step.node)
+    if found_sink is not None and any(
+        viewer.space.resolve(dim) == found_sink.axes_with_sink for dim in dims
+    ):
+        raise Decline(
+            Code.PROBABILITY_TERM, "the sink's probability is not left out", found_sink.step.node
+        )
     return dims, tuple(factors)

@@ -9,28 +9,35 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
 
       1 probabilities := softmax
       2     | layout(probabilities)                        what views.py looks through
-      3     | Cast(probabilities)                          to any type, as long as the product takes them in the
-                                                           narrowest of the types they had
+      3     | Cast(probabilities)                          to any type, as long as the product takes
+                                                           them in the narrowest of the types they
+                                                           had
       4     | guarded(probabilities)                       see guards.py; one guard in all
       5     | Where(never true, x, probabilities)          see infinity_tests.py
-      6     | Mul(probabilities, t) | Div(probabilities, t)          see factors.py; t also the 0 and 1 of the one mask
-                                                           on the scores, instead of a guard, see guards.py
+      6     | Mul(probabilities, t) | Div(probabilities, t)          see factors.py; t also the 0
+                                                           and 1 of the one mask on the scores,
+                                                           instead of a guard, see guards.py
       7     | probabilities masked and divided by their sum          see renormalised.py
-      8     | Add(probabilities, t)                        t all 0, of no larger size: what is left of a Where that
-                                                           tf2onnx writes as p * b + 0 * (1 - b)
-      9     | Slice(probabilities) | Split(probabilities)  only the column of a sink dropped, see sinks.py
-     10     | Slice(probabilities) | Pad(probabilities)    as large as they are, forwards: it leaves out nothing; a Pad
-                                                           of no width
-            | Expand(probabilities) | Tile(probabilities)  as large as they are, as torch's matmul is decomposed
-     11     | Where(c, x, probabilities), c all false | Where(c, probabilities, x), c all true, of no larger size: a
-                                                           guard whose test ONNX Runtime has computed from constants
-     12     | rounded(probabilities)                       see activation_rounding.py; only if the user says so
-     13 output := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis, or
-               over all the dimensions that this axis was taken apart into
+      8     | Add(probabilities, t)                        t all 0, of no larger size: what is left
+                                                           of a Where that tf2onnx writes as p * b +
+                                                           0 * (1 - b)
+      9     | Slice(probabilities) | Split(probabilities)  only the column of a sink dropped, see
+                                                           sinks.py
+     10     | Slice(probabilities) | Pad(probabilities)    as large as they are, forwards: it leaves
+                                                           out nothing; a Pad of no width
+            | Expand(probabilities) | Tile(probabilities)  as large as they are, as torch's matmul
+                                                           is decomposed
+     11     | Where(c, x, probabilities), c all false | Where(c, probabilities, x), c all true, of
+                                                           no larger size: a guard whose test ONNX
+                                                           Runtime has computed from constants
+     12     | rounded(probabilities)                       see activation_rounding.py; only if the
+                                                           user says so
+     13 output := product(probabilities, value) | product(value, probabilities), summed over the
+               softmax's axis, or over all the dimensions that this axis was taken apart into
 
-The casts are sound because the operator rounds its result to the type of the values in any case, and rounding the
-probabilities first only adds an error of that type's precision. A guard is recorded, and the mask's plan has to honour
-it.
+The casts are sound because the operator rounds its result to the type of the values in any case,
+and rounding the probabilities first only adds an error of that type's precision. A guard is
+recorded, and the mask's plan has to honour it.
 """
 
 from __future__ import annotations
@@ -87,9 +94,12 @@ from fa_compiler.passes.ops.moves import keeps_everything
 from fa_compiler.passes.ops.parts import split_of
 
 DROPOUT_ADVICE = "export for inference (model.eval()), or with a drop mask that the graph computes from random numbers"
-RENORMALISED_ADVICE = "mask the scores instead: where(mask, scores, -inf) before the softmax gives the same"
+RENORMALISED_ADVICE = (
+    "mask the scores instead: where(mask, scores, -inf) before the softmax gives the same"
+)
 NAN_GUARD_ADVICE = (
-    "where a guard against NaN is meant, write it in this way: 0 first, then the probabilities themselves"
+    "where a guard against NaN is meant, write it in this way: 0 first, then the probabilities "
+    "themselves"
 )
 DIFFERENCE_ADVICE = "multiply the values by each softmax, and subtract the results"
 MULTIPLYING = (*PRODUCTS, "FusedMatMul", *QUANTISED_PRODUCTS)
@@ -98,11 +108,12 @@ NORMALISATIONS = ("BatchNormalization", "InstanceNormalization", "LayerNormaliza
 
 @dataclass(frozen=True)
 class ProbabilityPath:
-    """The nodes between the softmax and the product, in order; `side` is the operand that they feed.
+    """The nodes between the softmax and the product, in order; `side` is the operand that they
+    feed.
 
-    `tests` are the removed infinity tests (infinity_tests.py). `divided` says how the probabilities are masked and
-    divided again (renormalised.py). `tail` are nodes after the product that belong to the attention: a sink gate or a
-    late division.
+    `tests` are the removed infinity tests (infinity_tests.py). `divided` says how the probabilities
+    are masked and divided again (renormalised.py). `tail` are nodes after the product that belong
+    to the attention: a sink gate or a late division.
     """
 
     product: Contraction
@@ -129,9 +140,11 @@ class ProbabilityPath:
         return self.product.operands[1 - self.side]
 
 
-def find_values(softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.Node] | None = None) -> ProbabilityPath:
-    """Follow the grammar above; declines name the node that broke it. With `among` only these nodes count as readers;
-    the caller has to account for all others (routes.py)."""
+def find_values(
+    softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.Node] | None = None
+) -> ProbabilityPath:
+    """Follow the grammar above; declines name the node that broke it. With `among` only these nodes
+    count as readers; the caller has to account for all others (routes.py)."""
     walk = _Walk(viewer, among, softmax_output)
     while (product := walk.take()) is None:
         spend(walk.current.producer())
@@ -156,7 +169,8 @@ class _Walk:
         self.infinity = InfinityTests(self.viewer)
 
     def take(self) -> Contraction | None:
-        """Go one step on, or find the product that the probabilities have reached. Raises Decline."""
+        """Go one step on, or find the product that the probabilities have reached. Raises
+        Decline."""
         consumers = self._consumers()
         if self._take_division(consumers) or self._take_guard(consumers):
             return None
@@ -174,7 +188,9 @@ class _Walk:
     def path(self, product: Contraction) -> ProbabilityPath:
         """Case 13: the path to this product. Raises Decline."""
         if product.operands[0] is product.operands[1]:
-            raise Decline(Code.NO_VALUE_MATMUL, "the probabilities are multiplied by themselves", product.node)
+            raise Decline(
+                Code.NO_VALUE_MATMUL, "the probabilities are multiplied by themselves", product.node
+            )
         made = [self.softmax_output, *outputs_of(self.nodes)]
         _check_types(made, self.current, self.viewer)  # 3
         if (stray := self.infinity.stray(self.nodes)) is not None:
@@ -182,14 +198,18 @@ class _Walk:
             raise Decline(Code.PROBABILITIES_ARE_OUTPUT, reason, stray)
         side = product.operands.index(self.current)
         tests = tuple(self.infinity.nodes)
-        return ProbabilityPath(product, side, tuple(self.nodes), self.guard, tests, divided=self.divided)
+        return ProbabilityPath(
+            product, side, tuple(self.nodes), self.guard, tests, divided=self.divided
+        )
 
     def _consumers(self) -> list[ir.Node]:
-        """Who reads the elements, without the tests of 5. In 16 bits a factor may have made an infinity of a
-        probability."""
+        """Who reads the elements, without the tests of 5. In 16 bits a factor may have made an
+        infinity of a probability."""
         if not (self.scaled and self.viewer.info.dtype(self.current) in SIXTEEN_BITS):
             self.infinity.ask(self.current)
-        readers = [node for node in data_readers(self.current) if self.among is None or node in self.among]
+        readers = [
+            node for node in data_readers(self.current) if self.among is None or node in self.among
+        ]
         if self.current.is_graph_output():
             reason = f"the probabilities are the model output {self.current.name!r}"
             raise Decline(Code.PROBABILITIES_ARE_OUTPUT, reason, self.current.producer())
@@ -210,10 +230,13 @@ class _Walk:
         """Case 4: a guard."""
         reader = sole(consumers)
         if reader is not None and (
-            self.infinity.selects(reader, self.current) or always_selects(reader, self.current, self.viewer)
+            self.infinity.selects(reader, self.current)
+            or always_selects(reader, self.current, self.viewer)
         ):
             return False
-        guard = guard_after(GuardQuery(self.softmax_output, self.current, consumers, self.viewer, self.among))
+        guard = guard_after(
+            GuardQuery(self.softmax_output, self.current, consumers, self.viewer, self.among)
+        )
         if guard is None:
             return False
         if self.guard is not None or self.divided is not None:
@@ -233,7 +256,9 @@ class _Walk:
             reason = "an active Dropout draws its mask while it runs, and the operator takes one that is known before"
             raise Decline(Code.PROBABILITY_TERM, reason, node, DROPOUT_ADVICE)
         if is_op(node, "Conv"):
-            raise Decline(Code.PROBABILITY_TERM, mixing("probabilities", node, self.viewer), node, "")
+            raise Decline(
+                Code.PROBABILITY_TERM, mixing("probabilities", node, self.viewer), node, ""
+            )
         if is_op(node, "Sub") and any(map(_is_of_softmax, node.inputs)):
             reason = "differential attention: two softmaxes are subtracted before their product with the values"
             raise Decline(Code.PROBABILITY_TERM, reason, node, DIFFERENCE_ADVICE)
@@ -243,14 +268,17 @@ class _Walk:
 
 
 def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
-    """Cases 2, 3 and 8 to 12: does a node keep the probabilities apart from layout, type and size?"""
+    """Cases 2, 3 and 8 to 12: does a node keep the probabilities apart from layout, type and
+    size?"""
     if adds_nothing(node, current, viewer) or always_selects(node, current, viewer):
         return True
     if keeps_everything(node, viewer.info) and node.inputs[0] is current:
         return True
     if node.inputs[0] is not current:
         return False
-    if DROP_ROUNDINGS in viewer.facts.options.assume and (rounding_starts(node) or rounding_ends(node)):
+    if DROP_ROUNDINGS in viewer.facts.options.assume and (
+        rounding_starts(node) or rounding_ends(node)
+    ):
         return True
     if is_op(node, "Cast"):
         return viewer.info.dtype(node.outputs[0]) in (*FLOATS, ir.DataType.DOUBLE)
@@ -284,14 +312,19 @@ def carried_output(node: ir.Node) -> ir.Value:
 
 
 def _check_types(values: list[ir.Value], operand: ir.Value, viewer: Viewer) -> None:
-    """The product has to take the probabilities in the narrowest type they had: any other was rounded on the way."""
+    """The product has to take the probabilities in the narrowest type they had: any other was
+    rounded on the way."""
     types = {viewer.info.dtype(value) for value in values} & set(SIXTEEN_BITS)
     if types and types != {viewer.info.dtype(operand)}:
-        raise Decline(Code.CAST, "the probabilities are rounded to 16 bits on the way", operand.producer())
+        raise Decline(
+            Code.CAST, "the probabilities are rounded to 16 bits on the way", operand.producer()
+        )
 
 
 def _is_of_softmax(value: ir.Value | None) -> bool:
-    return is_op(source_through(value or ABSENT, *MOVES, "Mul", "Div", "Cast").producer(), "Softmax")
+    return is_op(
+        source_through(value or ABSENT, *MOVES, "Mul", "Div", "Cast").producer(), "Softmax"
+    )
 
 
 def _cuts_keys(node: ir.Node, value: ir.Value, viewer: Viewer) -> bool:
@@ -310,7 +343,9 @@ def _read_elsewhere(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -
         return Decline(Code.NOT_ATTENTION, "nothing reads the softmax", maker)
     if _are_divided_by_sums(consumers):
         hint = RENORMALISED_ADVICE if is_op(maker, "Mul", "Where") else None
-        return Decline(Code.PROBABILITY_TERM, "the probabilities are divided by sums of them", maker, hint)
+        return Decline(
+            Code.PROBABILITY_TERM, "the probabilities are divided by sums of them", maker, hint
+        )
     if (guard := _other_nan_guard(consumers)) is not None:
         reason = f"{label(guard)} chooses by IsNaN of the probabilities p, but is not the guard Where(IsNaN(p), 0, p)"
         return Decline(Code.PROBABILITY_TERM, reason, guard, NAN_GUARD_ADVICE)
@@ -333,7 +368,8 @@ def _are_divided_by_sums(consumers: list[ir.Node]) -> bool:
 
 
 def _other_nan_guard(consumers: list[ir.Node]) -> ir.Node | None:
-    """A Where that reads the probabilities and chooses by IsNaN of them, which is not the guard of the grammar."""
+    """A Where that reads the probabilities and chooses by IsNaN of them, which is not the guard of
+    the grammar."""
     test = next(nodes_of_type(consumers, "IsNaN"), None)
     if test is None:
         return None
@@ -353,10 +389,11 @@ def _takes_heads(node: ir.Node, value: ir.Value) -> bool:
 
 
 def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -> bool:
-    """Does any product read this softmax, through the operators that models put between the two: elementwise ones,
-    layout, casts, padding, quantisation, a mean over heads?
+    """Does any product read this softmax, through the operators that models put between the two:
+    elementwise ones, layout, casts, padding, quantisation, a mean over heads?
 
-    Used only to tell attention that is declined from a softmax that is none (a router, a classifier).
+    Used only to tell attention that is declined from a softmax that is none (a router, a
+    classifier).
     """
     pending, seen = [softmax_output], set[int]()
     while pending and len(seen) < limit:
@@ -374,7 +411,9 @@ def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -
 
 def _may_lead_on(node: ir.Node, value: ir.Value, viewer: Viewer) -> bool:
     """May a node stand between a softmax and its product with values, whatever it does?"""
-    if is_op(node, *LAYOUT_OPS, "Cast", "Dropout", "Slice", "Expand", "Pad") or _takes_heads(node, value):
+    if is_op(node, *LAYOUT_OPS, "Cast", "Dropout", "Slice", "Expand", "Pad") or _takes_heads(
+        node, value
+    ):
         return True
     if node.op_type in (*QUANTISING, *QUANTISED):
         return True

@@ -1,10 +1,11 @@
-"""Probabilities that are masked after the softmax and divided by what is left of them, as jax2onnx writes a mask.
+"""Probabilities that are masked after the softmax and divided by what is left of them, as jax2onnx
+writes a mask.
 
     x = scores.softmax(-1) * mask
     p = x / x.sum(-1, keepdim=True)
 
-Grammar; the code cites the numbers of the cases. Nothing but the sum and the division reads x, nothing but the guard
-and the division reads the sum:
+Grammar; the code cites the numbers of the cases. Nothing but the sum and the division reads x,
+nothing but the guard and the division reads the sum:
 
     x :=
       1     Mul(probabilities, m)
@@ -13,9 +14,9 @@ and the division reads the sum:
       3     Div(x, sum)                                                sum := ReduceSum(x, keys, keepdims=1)
       4   | Where(some, Div(x, Where(some, sum, 1)), 0)                some := Greater(sum, 0)
 
-This is the softmax of scores masked by -inf, and its rows without keys are NaN or, with the guard, 0, as long as no
-probability is rounded to 0 beside a masked key of a far greater score. That is the user's to say, by
-`--assume bounded-scores`.
+This is the softmax of scores masked by -inf, and its rows without keys are NaN or, with the guard,
+0, as long as no probability is rounded to 0 beside a masked key of a far greater score. That is the
+user's to say, by `--assume bounded-scores`.
 """
 
 from __future__ import annotations
@@ -43,12 +44,14 @@ X = Bind("x")
 SUM = Op("ReduceSum", X, open_end=True, name="sum")
 SOME = Op("Greater", SUM, Number(0.0), name="some")
 QUOTIENT = Op("Div", X, SUM)  # 3
-GUARDED = Op("Where", SOME, Op("Div", X, Op("Where", Bind("some"), SUM, Number(1.0))), Number(0.0))  # 4
+# 4
+GUARDED = Op("Where", SOME, Op("Div", X, Op("Where", Bind("some"), SUM, Number(1.0))), Number(0.0))
 
 
 @dataclass(frozen=True)
 class Renormalised:
-    """Probabilities are kept where `condition`, as a truth value, equals `keep`; `nodes` in order, the mask's first.
+    """Probabilities are kept where `condition`, as a truth value, equals `keep`; `nodes` in order,
+    the mask's first.
 
     `axis` is the one that is summed over; with `zeros` rows without keys are 0, else NaN.
     """
@@ -66,7 +69,8 @@ class Renormalised:
 
 
 def renormalised(value: ir.Value, node: ir.Node, info: ShapeInfo) -> Renormalised | None:
-    """How the only reader of probabilities masks them, if they are divided by their sum after it."""
+    """How the only reader of probabilities masks them, if they are divided by their sum after
+    it."""
     masked, x = _masked(value, node, info), node.outputs[0]
     divide = _sole_reader(x, "Div")
     if masked is None or divide is None:
@@ -82,7 +86,8 @@ def renormalised(value: ir.Value, node: ir.Node, info: ShapeInfo) -> Renormalise
 
 
 def _summed_axis(total: ir.Node | None, info: ShapeInfo) -> int | None:
-    """The one axis that a sum runs over and keeps, with size 1; None where it is none or several."""
+    """The one axis that a sum runs over and keeps, with size 1; None where it is none or
+    several."""
     if total is None or int_attr(total, "keepdims", 1) != 1:
         return None
     return sole(places_of(total, len(info.sizes(operand_at(total, 0)))) or ())

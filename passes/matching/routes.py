@@ -1,9 +1,9 @@
 """The routes from a softmax to products with values.
 
-An attention that shares nothing has one route, and nothing else reads its scores or probabilities. There are further
-readers of the probabilities where several attentions share them, and where the gradient of the attention is in the
-model. A route then names the nodes of the path to one product, and says who answers for the other readers: nothing is
-fused unless every reader is fused, too.
+An attention that shares nothing has one route, and nothing else reads its scores or probabilities.
+There are further readers of the probabilities where several attentions share them, and where the
+gradient of the attention is in the model. A route then names the nodes of the path to one product,
+and says who answers for the other readers: nothing is fused unless every reader is fused, too.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ from fa_compiler.passes.values.facts import Facts
 MAX_STEPS = 64
 """More nodes than this between a softmax and its products are no attention."""
 MAX_PRODUCTS = 32
-"""Probabilities that more products read than this are no attention with its gradient, and no group that shares them."""
+"""Probabilities that more products read than this are no attention with its gradient, and no group
+that shares them."""
 PASSING = (*LAYOUT_OPS, "Cast", "Dropout", "Where", "IsNaN")
 
 
 @dataclass(frozen=True)
 class Route:
-    """Which of several products with values is meant, and which other readers of inner values are fused as well.
+    """Which of several products with values is meant, and which other readers of inner values are
+    fused as well.
 
-    `path` are the nodes from the softmax to the product; none where there is but one product. `accounted_for` are nodes
-    of other attentions that are fused as well (shared.py). With `gradient` the attention's gradient is fused with it,
-    which accounts for all that read the probabilities (backward).
+    `path` are the nodes from the softmax to the product; none where there is but one product.
+    `accounted_for` are nodes of other attentions that are fused as well (shared.py). With
+    `gradient` the attention's gradient is fused with it, which accounts for all that read the
+    probabilities (backward).
     """
 
     path: tuple[ir.Node, ...] = ()
@@ -52,8 +55,8 @@ ONLY = Route()
 class _Readers:
     """What reads the probabilities, on the way to their products.
 
-    `parents` has the nodes in front of each node that was reached. `others` says whether a node was reached that is no
-    product and does not pass the probabilities on.
+    `parents` has the nodes in front of each node that was reached. `others` says whether a node was
+    reached that is no product and does not pass the probabilities on.
     """
 
     viewer: Viewer
@@ -84,13 +87,16 @@ class _Readers:
 
     def path_to(self, product: ir.Node) -> tuple[ir.Node, ...]:
         """The nodes that lead to a product, the product first."""
-        makers = reached([product], lambda node: [maker for maker in self.parents[node] if maker in self.parents])
+        makers = reached(
+            [product], lambda node: [maker for maker in self.parents[node] if maker in self.parents]
+        )
         return tuple(makers)
 
 
 def paths(anchor: SoftmaxAnchor, facts: Facts) -> list[tuple[ir.Node, ...]]:
-    """The paths from a softmax to the products that read its probabilities. Empty if there is a single product and
-    nothing else reads a value on its path, or if there are more than MAX_PRODUCTS."""
+    """The paths from a softmax to the products that read its probabilities. Empty if there is a
+    single product and nothing else reads a value on its path, or if there are more than
+    MAX_PRODUCTS."""
     readers = _Readers(Viewer(facts, AxisSpace()))
     readers.follow(anchor.output)
     if len(readers.products) > MAX_PRODUCTS:

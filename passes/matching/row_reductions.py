@@ -1,4 +1,5 @@
-"""One number for each row, computed from the row: its maximum, its sum, the logarithm of its sum of exponentials.
+"""One number for each row, computed from the row: its maximum, its sum, the logarithm of its sum of
+exponentials.
 
     row_max = x.amax(-1, keepdim=True)
     total = e.float().sum(-1, keepdim=True).to(e.dtype)
@@ -7,14 +8,19 @@ Grammar; the axes are those of the source x:
 
     per_row :=                                             as large as x, but for the axes of size 1
       1     row
-      2   | Expand(row)                                    as large as x; also with Identity behind it
+      2   | Expand(row)                                    as large as x; also with Identity behind
+                                                           it
     row :=
-      3     reduction(x, axes)                             keeps the axes, with size 1, or drops them
-      4   | Identity(row) | reshaped(row) | Expand(row)    reshaped: the RESHAPES of movers.py; Expand to the same size
+      3     reduction(x, axes)                             keeps the axes, with size 1, or drops
+                                                           them
+      4   | Identity(row) | reshaped(row) | Expand(row)    reshaped: the RESHAPES of movers.py;
+                                                           Expand to the same size
       5   | Max(row, -inf)                                 jax writes it there
-      6   | Cast(row), row of Cast(x)                      a sum of 16 bits in a wider type, as jax writes it
+      6   | Cast(row), row of Cast(x)                      a sum of 16 bits in a wider type, as jax
+                                                           writes it
 
-Elements keep their order through all of these, so that a row of another rank may be put in place later (4).
+Elements keep their order through all of these, so that a row of another rank may be put in place
+later (4).
 """
 
 from __future__ import annotations
@@ -43,10 +49,13 @@ Reduction = tuple[tuple[int, ...], tuple[ir.Node, ...]]
 
 
 def shifted_by(
-    value: ir.Value, reduction: str, info: ShapeInfo, clamped_max: tuple[ir.Value, ir.Node] | None = None
+    value: ir.Value,
+    reduction: str,
+    info: ShapeInfo,
+    clamped_max: tuple[ir.Value, ir.Node] | None = None,
 ) -> tuple[tuple[int, ...], ir.Value, tuple[ir.Node, ...]] | None:
-    """For `x - reduction(x, axes)`: the axes, x and the nodes. With `clamped_max`, a maximum and the node that bounds
-    it, `x - bound(maximum)` is read in the same way (sink_totals.py)."""
+    """For `x - reduction(x, axes)`: the axes, x and the nodes. With `clamped_max`, a maximum and
+    the node that bounds it, `x - bound(maximum)` is read in the same way (sink_totals.py)."""
     difference = match(SHIFTED, value, info)
     if difference is None:
         return None
@@ -58,7 +67,9 @@ def shifted_by(
     return axes, difference["x"], (*nodes, *holding, *difference.nodes)
 
 
-def reduced(value: ir.Value, reductions: Sequence[str], source: ir.Value, info: ShapeInfo) -> Reduction | None:
+def reduced(
+    value: ir.Value, reductions: Sequence[str], source: ir.Value, info: ShapeInfo
+) -> Reduction | None:
     """The axes of `source` over which `value` is a per_row reduction, and the nodes."""
     row, repeating = unrepeated(value)  # 1 and 2
     start, moving = row_source(row, info)
@@ -69,7 +80,8 @@ def reduced(value: ir.Value, reductions: Sequence[str], source: ir.Value, info: 
 
 
 def unrepeated(value: ir.Value) -> tuple[ir.Value, tuple[ir.Node, ...]]:
-    """Case 2: the row that a per_row repeats, and the nodes that do so; the value itself and () where none does."""
+    """Case 2: the row that a per_row repeats, and the nodes that do so; the value itself and ()
+    where none does."""
     nodes: list[ir.Node] = []
     current = value
     while is_op(node := current.producer(), "Identity"):
@@ -99,8 +111,11 @@ def _laid_out(node: ir.Node, info: ShapeInfo) -> ir.Value | None:
     return source if same_size or is_op(node, "Identity", *RESHAPES) else None
 
 
-def reduction_of(value: ir.Value, reductions: Sequence[str], source: ir.Value, info: ShapeInfo) -> Reduction | None:
-    """Cases 3 and 6: the axes of `source` over which `value` reduces it, and the nodes; at least one axis."""
+def reduction_of(
+    value: ir.Value, reductions: Sequence[str], source: ir.Value, info: ShapeInfo
+) -> Reduction | None:
+    """Cases 3 and 6: the axes of `source` over which `value` reduces it, and the nodes; at least
+    one axis."""
     last = value.producer()
     if is_op(last, "Cast") and info.dtype(value) == info.dtype(source) is not None:
         nodes = _widened_sum(last, source, info)
@@ -115,7 +130,8 @@ def reduction_of(value: ir.Value, reductions: Sequence[str], source: ir.Value, i
 
 
 def _widened_sum(last: ir.Node, source: ir.Value, info: ShapeInfo) -> tuple[ir.Node, ...]:
-    """Case 6: the nodes that sum up a tensor in a wider type, where this Cast is the last of them; else ()."""
+    """Case 6: the nodes that sum up a tensor in a wider type, where this Cast is the last of them;
+    else ()."""
     row, layout = row_source(operand_at(last, 0), info)
     total, widening = row.producer(), cast_reduced_by(row)
     if total is None or widening is None or widening.inputs[0] is not source:

@@ -1,9 +1,11 @@
 """Scores on their way from the product of query and key to the softmax, as arrangements of axes.
 
-ScoreWalk carries out the operations that a bias has as well (score_ops.py), and steps that only move elements. Every
-other step is a class in scores.py whose `walk` uses the methods here: a new kind of step needs no change in this file.
+ScoreWalk carries out the operations that a bias has as well (score_ops.py), and steps that only
+move elements. Every other step is a class in scores.py whose `walk` uses the methods here: a new
+kind of step needs no change in this file.
 
-Refused: a step whose effect on the axes was not proven; a factor on a mask or bias that is no number; masks in float64.
+Refused: a step whose effect on the axes was not proven; a factor on a mask or bias that is no
+number; masks in float64.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.masks.score_ops import Add, AlignedTensor, Floor, Scale, ScoreOp, Select, Term
+from fa_compiler.passes.masks.score_ops import (
+    Add,
+    AlignedTensor,
+    Floor,
+    Scale,
+    ScoreOp,
+    Select,
+    Term,
+)
 from fa_compiler.passes.matching.factors import Factor, on_scores
 from fa_compiler.passes.matching.sinks import FoundSink
 
@@ -35,8 +45,8 @@ class Rearrange:
 class OwnStep:
     """A step that only scores have; `walk` says what it does.
 
-    `ScoreWalk.scores` is the value that the next operand may not enlarge. After this step it is the step's output if
-    `sets_shape`; otherwise it stays the value before.
+    `ScoreWalk.scores` is the value that the next operand may not enlarge. After this step it is the
+    step's output if `sets_shape`; otherwise it stays the value before.
     """
 
     node: ir.Node
@@ -57,12 +67,14 @@ Step = ScoreOp[ir.Value] | Rearrange | OwnStep
 
 @dataclass
 class ScoreWalk:
-    """Scores on their way to the softmax: `scores` is the value that was reached, of the arrangement `dims`.
+    """Scores on their way to the softmax: `scores` is the value that was reached, of the
+    arrangement `dims`.
 
-    `scale` and `factors` are what their product is multiplied by, and `terms` what was done to them besides. `softcap`
-    is the number c of a soft cap, c * tanh(scores / c), with the factors after it; 0 if there is none. `shifted`
-    are the nodes that subtract a maximum, each with the axis it runs along; `found_sink` is a sink beside the scores.
-    `rounded` are casts that round the scores, which the kernels do not do.
+    `scale` and `factors` are what their product is multiplied by, and `terms` what was done to them
+    besides. `softcap` is the number c of a soft cap, c * tanh(scores / c), with the factors after
+    it; 0 if there is none. `shifted` are the nodes that subtract a maximum, each with the axis it
+    runs along; `found_sink` is a sink beside the scores. `rounded` are casts that round the scores,
+    which the kernels do not do.
     `take_product` takes an addend as a part of the scores and returns whether it did.
     """
 
@@ -138,24 +150,33 @@ class ScoreWalk:
 
     def select(self, step: Select[ir.Value]) -> None:
         """Put a number in place of some scores. Raises Decline."""
-        self.terms.append(Select(step.node, self._aligned(step.operand, step.node), step.keep, step.fill))
+        self.terms.append(
+            Select(step.node, self._aligned(step.operand, step.node), step.keep, step.fill)
+        )
 
     def _aligned(self, value: ir.Value, node: ir.Node) -> AlignedTensor:
-        """What a step combines with the scores. It fits if the result has the shape of what the step is done to, apart
-        from added dimensions."""
+        """What a step combines with the scores. It fits if the result has the shape of what the
+        step is done to, apart from added dimensions."""
         own, result = self.viewer.info.shape(self.scores), self.viewer.info.shape(node.outputs[0])
-        fits = own is not None and result is not None and own == result[max(len(result) - len(own), 0) :]
+        fits = (
+            own is not None
+            and result is not None
+            and own == result[max(len(result) - len(own), 0) :]
+        )
         return AlignedTensor(value, self.viewer.alignment(value, self.dims, node), fits)
 
     def _add_dimensions(self, node: ir.Node) -> None:
-        """An operand of more dimensions gives the scores these dimensions, each of size 1 (scores.py, 16)."""
+        """An operand of more dimensions gives the scores these dimensions, each of size 1
+        (scores.py, 16)."""
         rank = len(self.viewer.info.sizes(node.outputs[0]))
         self.dims = ((),) * (rank - len(self.dims)) + self.dims
 
     def _rearrange(self, node: ir.Node) -> None:
         moved = self.viewer.rearranged(node, self.dims)
         if moved is None:
-            raise Decline(Code.SHAPE, f"what {node.op_type} does to the scores was not proven", node)
+            raise Decline(
+                Code.SHAPE, f"what {node.op_type} does to the scores was not proven", node
+            )
         self.dims = moved
 
     def _check_type(self, node: ir.Node) -> None:
@@ -173,9 +194,9 @@ class ScoreWalk:
     def _check_overflow(self, node: ir.Node) -> None:
         """Decline a further factor if one of unknown size may have made scores infinite.
 
-        The kernels apply all factors together: after a factor below 1 they may have a finite score where the graph has
-        an infinite one. After the subtraction of the maximum, the graph multiplies 0 for the largest score, but the
-        kernels multiply the score itself.
+        The kernels apply all factors together: after a factor below 1 they may have a finite score
+        where the graph has an infinite one. After the subtraction of the maximum, the graph
+        multiplies 0 for the largest score, but the kernels multiply the score itself.
         """
         if self.is_unbounded:
             reason = "scores times a factor of unknown size, which may be infinite, are multiplied once more"

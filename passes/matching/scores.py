@@ -6,66 +6,90 @@
     scores = scores.masked_fill(~mask, -inf)
     p = scores.softmax(-1)
 
-Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The code cites the numbers of the cases:
+Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The code cites the numbers
+of the cases:
 
     scores_with_sink := scores
       1     | a sink beside the scores, layout and casts after it     see sinks.py
       2 scores := product                                  see contraction.py
-      3     | Gemm(x, y, t)                                beta 1 or -1, no weights: the product and t added to it
+      3     | Gemm(x, y, t)                                beta 1 or -1, no weights: the product and
+                                                           t added to it
       4     | layout(scores)                               what views.py looks through
-      5     | Slice(scores) | Pad(scores)                  as large as the scores, forwards: it leaves out nothing; a
-                                                           Pad of no width
-            | Expand(scores) | Tile(scores)                as large as the scores: it repeats nothing
-      6     | Cast(scores)                                 to the same type or a wider one; from float32 to bfloat16
-                                                           before any term: the rounding is left out, which is noted;
-                                                           to float16 behind a floor of numbers that were float16 (13)
-      7     | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run, also repeated:
+      5     | Slice(scores) | Pad(scores)                  as large as the scores, forwards: it
+                                                           leaves out nothing; a Pad of no width
+            | Expand(scores) | Tile(scores)                as large as the scores: it repeats
+                                                           nothing
+      6     | Cast(scores)                                 to the same type or a wider one; from
+                                                           float32 to bfloat16 before any term: the
+                                                           rounding is left out, which is noted; to
+                                                           float16 behind a floor of numbers that
+                                                           were float16 (13)
+      7     | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run,
+                                                           also repeated:
                                                            the scale
-      8     | Mul(scores, t) | Div(scores, t)              t of size 1 along the keys, see factors.py
-      9     | Add(scores, t) | Sum(scores, t, ...)         t any tensor that does not enlarge the scores: a term. A
-            | Sub(scores, t) | Sub(t, scores)              Sum adds from left to right, so that it is a chain of Adds
-                                                           where the scores are one of its first two operands and
-                                                           no operand is given twice
-     10     | Where(b, scores, f) | Where(b, f, scores)    f one number, repeated or not: a selection
-     11     | Add(Mul(scores, b), t)                       b of 0 and 1, t = f * (1 - b): the same selection. f is
-            | Sub(Mul(scores, b), t)                       finite, and may be repeated for all scores (TensorFlow's
-                                                           ones_like). 1 - b may be the opposite of a boolean
-                                                           (tf2onnx), and t c * (b - 1) or Where(boolean of b, 0, f).
-                                                           Or b and t are constants; b of 0 and c: c is also a scale.
-                                                           Or b and t went through the same layout operators or
-                                                           Expand (jax2onnx)
-     12     | Sub(scores, ReduceMax(scores))               along the keys, only factors and layout after it
-     13     | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32: a floor; or f
-                                                           -65504, and all scores float16 numbers, in float16 or cast
-     14     | Tanh(scores)                                 a soft cap, the only one; only scales, layout, casts, factors
-                                                           and addends of 0 before it; not on Ascend
-     15     | rounded(scores)                              see activation_rounding.py; only if the user says so
-     16     | one of 8 to 11 and 13 with an operand of     its first dimensions are 1, so that the scores get these
+      8     | Mul(scores, t) | Div(scores, t)              t of size 1 along the keys, see
+                                                           factors.py
+      9     | Add(scores, t) | Sum(scores, t, ...)         t any tensor that does not enlarge the
+                                                           scores: a term. A
+            | Sub(scores, t) | Sub(t, scores)              Sum adds from left to right, so that it
+                                                           is a chain of Adds where the scores are
+                                                           one of its first two operands and no
+                                                           operand is given twice
+     10     | Where(b, scores, f) | Where(b, f, scores)    f one number, repeated or not: a
+                                                           selection
+     11     | Add(Mul(scores, b), t)                       b of 0 and 1, t = f * (1 - b): the same
+                                                           selection. f is
+            | Sub(Mul(scores, b), t)                       finite, and may be repeated for all
+                                                           scores (TensorFlow's ones_like). 1 - b
+                                                           may be the opposite of a boolean
+                                                           (tf2onnx), and t c * (b - 1) or
+                                                           Where(boolean of b, 0, f). Or b and t are
+                                                           constants; b of 0 and c: c is also a
+                                                           scale. Or b and t went through the same
+                                                           layout operators or Expand (jax2onnx)
+     12     | Sub(scores, ReduceMax(scores))               along the keys, only factors and layout
+                                                           after it
+     13     | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32:
+                                                           a floor; or f -65504, and all scores
+                                                           float16 numbers, in float16 or cast
+     14     | Tanh(scores)                                 a soft cap, the only one; only scales,
+                                                           layout, casts, factors and addends of 0
+                                                           before it; not on Ascend
+     15     | rounded(scores)                              see activation_rounding.py; only if the
+                                                           user says so
+     16     | one of 8 to 11 and 13 with an operand of     its first dimensions are 1, so that the
+                                                           scores get these
               more dimensions than the scores              dimensions in front, as by Unsqueeze
-     17     | Mul(scores, b)                               b is 1 wherever a selection (10) behind it, with factors
-                                                           (7) between them, keeps the scores: b is cast from its
-                                                           condition, or the condition compares b with 0 or 1
-     18     | Min(scores, Where(b, inf, -inf))             the same selection as Where(b, scores, -inf) (10): no
-            | Min(scores, Where(b, -inf, inf))             number is above inf, and none is below -inf. A minimum
-                                                           keeps NaN, so that no term may make +inf or NaN before
+     17     | Mul(scores, b)                               b is 1 wherever a selection (10) behind
+                                                           it, with factors (7) between them, keeps
+                                                           the scores: b is cast from its condition,
+                                                           or the condition compares b with 0 or 1
+     18     | Min(scores, Where(b, inf, -inf))             the same selection as Where(b, scores,
+                                                           -inf) (10): no
+            | Min(scores, Where(b, -inf, inf))             number is above inf, and none is below
+                                                           -inf. A minimum keeps NaN, so that no
+                                                           term may make +inf or NaN before
 
-A soft cap is c * tanh(scores / c), in any spelling. The operator's scale is the product of all factors (7) on both
-sides of Tanh. c is the product of the factors behind Tanh, so that scale / c is the product of the factors before Tanh.
-The operator caps the scores before anything is added and before keys are masked. A mask before Tanh would give masked
-keys the score -c, which takes part in the softmax, so no term may be there.
+A soft cap is c * tanh(scores / c), in any spelling. The operator's scale is the product of all
+factors (7) on both sides of Tanh. c is the product of the factors behind Tanh, so that scale / c is
+the product of the factors before Tanh. The operator caps the scores before anything is added and
+before keys are masked. A mask before Tanh would give masked keys the score -c, which takes part in
+the softmax, so no term may be there.
 
-bfloat16 has the exponents of float32, so that no score overflows when it is rounded to bfloat16 (6). The number of a
-mask (-3.4e38) does overflow, and -1e4 + score is rounded to multiples of 64. So the rounding may be left out for scores
-alone, as 16-bit operands may be computed in float32. In float16 any score may overflow.
+bfloat16 has the exponents of float32, so that no score overflows when it is rounded to bfloat16
+(6). The number of a mask (-3.4e38) does overflow, and -1e4 + score is rounded to multiples of 64.
+So the rounding may be left out for scores alone, as 16-bit operands may be computed in float32. In
+float16 any score may overflow.
 
-The floor of float16 (13) lifts -inf, and sums that fall below it, to -65504. A finite score is not below it, so without
-a mask the floor changes nothing. Behind a mask it shows in rows that are masked everywhere, and beside scores near
--65504. So the user has to vouch that there are none: by `--assume masks-dominate`, and by `no-empty-rows` where no
-single mask is proven to leave each row a key.
+The floor of float16 (13) lifts -inf, and sums that fall below it, to -65504. A finite score is not
+below it, so without a mask the floor changes nothing. Behind a mask it shows in rows that are
+masked everywhere, and beside scores near -65504. So the user has to vouch that there are none: by
+`--assume masks-dominate`, and by `no-empty-rows` where no single mask is proven to leave each row a
+key.
 
 Refused: everything else.
-Where both operands of an Add lead to a product, the one whose shape is provably that of the sum is followed; the
-other is a term like any tensor, so either choice is right.
+Where both operands of an Add lead to a product, the one whose shape is provably that of the sum is
+followed; the other is a term like any tensor, so either choice is right.
 """
 
 from __future__ import annotations
@@ -102,7 +126,13 @@ from fa_compiler.passes.ir.nodes import (
     source_through,
     without_none,
 )
-from fa_compiler.passes.layout.contraction import Contraction, addend, any_contraction, unknown_rank, without_addend
+from fa_compiler.passes.layout.contraction import (
+    Contraction,
+    addend,
+    any_contraction,
+    unknown_rank,
+    without_addend,
+)
 from fa_compiler.passes.layout.views import WIDENING, Viewer
 from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT16_MAX
 from fa_compiler.passes.masks.mask_values import TermValues
@@ -139,7 +169,9 @@ CAP_ADVICE = "cap the scores once, before anything is added to them and before k
 LIMIT_ADVICE = "leave it out, where the scores stay within its limits"
 MASK_ADVICE = "if masked keys are to have no weight, select instead: where(mask, scores, -inf) before the softmax"
 FACTOR_ADVICE = "multiply the query by it if it is the same for all keys, and the key if it is the same for all rows"
-PARTS_ADVICE = "join the keys, and the values, before their products, and not the scores and the results"
+PARTS_ADVICE = (
+    "join the keys, and the values, before their products, and not the scores and the results"
+)
 OWN_QUERIES = (
     "keys in parts: each of them has a query of its own, and one product with all of them would be wider, which takes "
     "longer than the parts"
@@ -154,7 +186,11 @@ class AppendSink(OwnStep):
     sink: SinkSource
 
     def walk(self, walk: ScoreWalk) -> None:
-        number = self.sink.number if self.sink.value is None else walk.viewer.facts.sets.only(self.sink.value)
+        number = (
+            self.sink.number
+            if self.sink.value is None
+            else walk.viewer.facts.sets.only(self.sink.value)
+        )
         walk.dims, walk.found_sink = append_sink(self.sink, number, walk.dims, walk.viewer)
 
 
@@ -193,8 +229,8 @@ class SubtractFrom(OwnStep):
 
 @dataclass(frozen=True)
 class SubtractMaximum(OwnStep):
-    """Case 12: everything so far less its maximum along `axis`, computed by `maximum`; only factors and layout are
-    after it."""
+    """Case 12: everything so far less its maximum along `axis`, computed by `maximum`; only factors
+    and layout are after it."""
 
     axis: int
     maximum: tuple[ir.Node, ...]
@@ -214,7 +250,9 @@ class Cap(OwnStep):
     def walk(self, walk: ScoreWalk) -> None:
         term = _first_live(walk)
         if walk.softcap != 0.0:
-            raise Decline(Code.SOFTCAP, "the scores are capped by tanh a second time", self.node, CAP_ADVICE)
+            raise Decline(
+                Code.SOFTCAP, "the scores are capped by tanh a second time", self.node, CAP_ADVICE
+            )
         if term is not None:
             reason = f"the scores are capped by tanh behind {term.node.op_type}, which would give masked keys a weight"
             raise Decline(Code.SOFTCAP, reason, self.node, CAP_ADVICE)
@@ -237,8 +275,8 @@ class Unround(OwnStep):
 
 
 def _first_live(walk: ScoreWalk) -> Term | None:
-    """The first term so far that does not leave the scores as they are. The scale counts a factor already, and no score
-    is below a floor."""
+    """The first term so far that does not leave the scores as they are. The scale counts a factor
+    already, and no score is below a floor."""
     values, terms = TermValues(walk.viewer), tuple(walk.terms)
     live = (
         term
@@ -265,8 +303,8 @@ class RoundScores(OwnStep):
 
 @dataclass(frozen=True)
 class ZeroSelected(OwnStep):
-    """Case 11: everything so far times `value`, which is 0 or one number, the scale. The Select that follows fills what
-    this makes 0."""
+    """Case 11: everything so far times `value`, which is 0 or one number, the scale. The Select
+    that follows fills what this makes 0."""
 
     value: ir.Value
     sets_shape: ClassVar[bool] = False
@@ -330,16 +368,21 @@ Peeled = Peeling | None
 
 
 def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePath:
-    """Follow the grammar above from a softmax's input, or from scores further up; declines name the node that broke it.
+    """Follow the grammar above from a softmax's input, or from scores further up; declines name the
+    node that broke it.
 
-    With `inner` the walk starts inside the scores, where no sink and no subtracted maximum can stand.
+    With `inner` the walk starts inside the scores, where no sink and no subtracted maximum can
+    stand.
     """
     steps: list[Step] = []
     current = value
     while True:
         node = current.producer()
         if node is None:
-            raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {current.name!r}, which no product makes")
+            raise Decline(
+                Code.NO_SCORES_MATMUL,
+                f"the scores come from {current.name!r}, which no product makes",
+            )
         spend(node)
         product = product_at(node, viewer.info)
         if product is None and (added := _gemm_addend(node)) is not None:  # 3
@@ -349,7 +392,9 @@ def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePa
             return ScorePath(product, tuple(reversed(steps)))
         if (unknown := unknown_rank(node, viewer.info)) is not None:
             raise Decline(Code.RANK, f"the rank of {unknown!r} is unknown", node)
-        step, current = _peel_by_later_steps(current, node, steps, inner, viewer) or _peel(node, viewer)
+        step, current = _peel_by_later_steps(current, node, steps, inner, viewer) or _peel(
+            node, viewer
+        )
         steps.append(step)
 
 
@@ -359,10 +404,16 @@ def product_at(node: ir.Node | None, info: ShapeInfo) -> Contraction | None:
     return product if product is not None and product.summed else None
 
 
-def _peel_by_later_steps(value: ir.Value, node: ir.Node, later: list[Step], inner: bool, viewer: Viewer) -> Peeled:
-    """The step, if this node is one that depends on the steps after it. `later` holds those, from the softmax
-    upwards."""
-    if later and (product := _peel_zeros(node, later[-1]) or _peel_spared(node, later, viewer)) is not None:
+def _peel_by_later_steps(
+    value: ir.Value, node: ir.Node, later: list[Step], inner: bool, viewer: Viewer
+) -> Peeled:
+    """The step, if this node is one that depends on the steps after it. `later` holds those, from
+    the softmax upwards."""
+    if (
+        later
+        and (product := _peel_zeros(node, later[-1]) or _peel_spared(node, later, viewer))
+        is not None
+    ):
         return product
     if inner:
         return None
@@ -373,33 +424,41 @@ def _peel_by_later_steps(value: ir.Value, node: ir.Node, later: list[Step], inne
 
 
 def _gemm_addend(node: ir.Node) -> tuple[ir.Value, float] | None:
-    """What a Gemm of two tensors adds to its product; of a tensor and weights it is a linear layer."""
-    if not is_op(node, "Gemm") or any(value is None or is_weight(value) for value in node.inputs[:2]):
+    """What a Gemm of two tensors adds to its product; of a tensor and weights it is a linear
+    layer."""
+    if not is_op(node, "Gemm") or any(
+        value is None or is_weight(value) for value in node.inputs[:2]
+    ):
         return None
     added = addend(node)
     return added if added is not None and abs(added[1]) == 1.0 else None
 
 
 def _of_scores(peelings: Iterable[Peeling], viewer: Viewer) -> Peeled:
-    """The first of the ways to read a node in which the step was done to scores; None where no product leads to it."""
-    for step, scores in peelings:  # a loop, for a generator would deepen the stack of operators with two candidates
+    """The first of the ways to read a node in which the step was done to scores; None where no
+    product leads to it."""
+    # a loop, for a generator would deepen the stack of operators with two candidates
+    for step, scores in peelings:
         if _leads_to_product(scores, viewer) or _leads_to_spared(scores, step, viewer):
             return step, scores
     return None
 
 
 def _leads_to_product(value: ir.Value, viewer: Viewer) -> bool:
-    """Does a value come from a product? A soft cap that the target lacks counts: the product lies beyond it, and the
-    decline then names the cap."""
+    """Does a value come from a product? A soft cap that the target lacks counts: the product lies
+    beyond it, and the decline then names the cap."""
     failure = _failure(value, viewer)
     return failure is None or failure.code == Code.SOFTCAP
 
 
 def _failure(value: ir.Value, viewer: Viewer) -> Decline | None:
-    """Why a value does not come from a product; None when it does. Remembered, so that each value is asked once."""
+    """Why a value does not come from a product; None when it does. Remembered, so that each value
+    is asked once."""
     if value not in viewer.failures:
         if viewer.depth >= MAX_DEPTH:
-            return Decline(Code.SCORE_TERM, "too many terms are added to the scores", value.producer())
+            return Decline(
+                Code.SCORE_TERM, "too many terms are added to the scores", value.producer()
+            )
         viewer.depth += 1
         path = attempt(lambda: find_scores(value, viewer, True))
         viewer.depth -= 1
@@ -408,7 +467,8 @@ def _failure(value: ir.Value, viewer: Viewer) -> Decline | None:
 
 
 def takes_scores(conv: ir.Node, viewer: Viewer) -> bool:
-    """Does a convolution take the scores of an attention, their heads as channels, and keep their rows and keys?"""
+    """Does a convolution take the scores of an attention, their heads as channels, and keep their
+    rows and keys?"""
     source = operand_at(conv, 0)
     path = if_possible(lambda: find_scores(source, viewer, True))
     if path is None or any(holds_weights(operand, viewer) for operand in path.product.operands):
@@ -428,7 +488,9 @@ def mixing(what: str, conv: ir.Node, viewer: Viewer) -> str:
 def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
     """One step of the grammar: what was done, and the scores it was done to."""
     if not node.inputs or node.inputs[0] is None:
-        raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {node.op_type}, not from a product", node)
+        raise Decline(
+            Code.NO_SCORES_MATMUL, f"the scores come from {node.op_type}, not from a product", node
+        )
     if (product := _integer_product(node, viewer)) is not None:
         reason = f"the scores are a product of integers, by {product.op_type}"
         raise Decline(Code.DTYPE, reason, product, QUANTISED_ADVICE)
@@ -442,8 +504,8 @@ def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
 
 
 def _integer_product(node: ir.Node, viewer: Viewer) -> ir.Node | None:
-    """The product of quantised tensors, none of them a weight, that this node is or casts to floats; None for other
-    nodes."""
+    """The product of quantised tensors, none of them a weight, that this node is or casts to
+    floats; None for other nodes."""
     maker: ir.Node | None = node
     if is_op(node, "Cast"):
         maker = source_through(operand_at(node, 0), *LAYOUT_OPS).producer()
@@ -464,7 +526,12 @@ def _joined_parts(node: ir.Node, parts: list[ir.Value], viewer: Viewer) -> Decli
         queries.add(base_of(product.operands[query_side], viewer))
     if len(queries) > 1:
         return Decline(Code.SCORE_TERM, OWN_QUERIES, node, "")
-    return Decline(Code.SCORE_TERM, "keys in parts: the scores of several products are joined", node, PARTS_ADVICE)
+    return Decline(
+        Code.SCORE_TERM,
+        "keys in parts: the scores of several products are joined",
+        node,
+        PARTS_ADVICE,
+    )
 
 
 def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
@@ -488,7 +555,8 @@ def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
 
 
 def _no_addend(node: ir.Node, viewer: Viewer) -> Decline | None:
-    """Why a Sum whose third or later operand is the scores adds no term to them; None for any other sum."""
+    """Why a Sum whose third or later operand is the scores adds no term to them; None for any other
+    sum."""
     late = [value for value in operands(node)[2:] if _leads_to_product(value, viewer)]
     if not late:
         return None
@@ -497,12 +565,18 @@ def _no_addend(node: ir.Node, viewer: Viewer) -> Decline | None:
 
 
 def _no_product(node: ir.Node, viewer: Viewer) -> Decline:
-    """Why the operator that scores come from is no product. A product further up that could not be reached tells more
-    than this node."""
+    """Why the operator that scores come from is no product. A product further up that could not be
+    reached tells more than this node."""
     if is_op(node, "Gemm"):
-        return Decline(Code.NO_SCORES_MATMUL, "the scores come from a Gemm that adds to its product", node)
+        return Decline(
+            Code.NO_SCORES_MATMUL, "the scores come from a Gemm that adds to its product", node
+        )
     if is_op(node, "ReduceSum"):
-        return Decline(Code.NO_SCORES_MATMUL, "the scores are summed up by ReduceSum, not by a matrix product", node)
+        return Decline(
+            Code.NO_SCORES_MATMUL,
+            "the scores are summed up by ReduceSum, not by a matrix product",
+            node,
+        )
     failures = without_none(_failure(value, viewer) for value in inputs_of(node))
     nearer = next((failure for failure in failures if failure.code != Code.NO_SCORES_MATMUL), None)
     reason = f"the scores come from {node.op_type}, not from a product"
@@ -512,9 +586,14 @@ def _no_product(node: ir.Node, viewer: Viewer) -> Decline:
 def _no_factor(node: ir.Node, scores: ir.Value, viewer: Viewer) -> Decline:
     """Why a product of scores and a tensor that differs between rows and keys is no step."""
     factor = operand(node, scores)
-    if factor is not None and node.op_type == "Mul" and viewer.facts.sets.only_besides_zero(factor[0]) is not None:
+    if (
+        factor is not None
+        and node.op_type == "Mul"
+        and viewer.facts.sets.only_besides_zero(factor[0]) is not None
+    ):
         reason = (
-            f"the mask {factor[0].name!r} multiplies the scores: a masked key has the score 0, not -inf, and a weight"
+            f"the mask {factor[0].name!r} multiplies the scores: a masked key has the score 0, not "
+            "-inf, and a weight"
         )
         return Decline(Code.SCALE, reason, node, MASK_ADVICE)
     reason = "the scores are multiplied by something that is not one known number"
@@ -522,7 +601,8 @@ def _no_factor(node: ir.Node, scores: ir.Value, viewer: Viewer) -> Decline:
 
 
 def quantised_advice(node: ir.Node) -> str | None:
-    """What to do about a node that quantises, or computes with quantised numbers; None for other nodes."""
+    """What to do about a node that quantises, or computes with quantised numbers; None for other
+    nodes."""
     if rounding_ends(node) is not None or rounding_starts(node) is not None:
         return ROUNDING_ADVICE
     return QUANTISED_ADVICE if node.op_type in (*QUANTISING, *QUANTISED) else None
@@ -588,14 +668,15 @@ def _peel_blend(node: ir.Node, viewer: Viewer) -> Peeled:
 
 
 def _sums(node: ir.Node) -> tuple[tuple[ir.Value, ir.Value], ...]:
-    """How a node may be read as a tensor to which another one is added, or from which it is subtracted."""
+    """How a node may be read as a tensor to which another one is added, or from which it is
+    subtracted."""
     orders = operand_orders(node, *SUMS)
     return orders[:1] if is_op(node, "Sub") else orders
 
 
 def _peel_spared(node: ir.Node, later: list[Step], viewer: Viewer) -> Peeled:
-    """Case 17: a product with what is 1 wherever a later selection keeps the scores. Elsewhere the selection puts its
-    number, whatever the product is."""
+    """Case 17: a product with what is 1 wherever a later selection keeps the scores. Elsewhere the
+    selection puts its number, whatever the product is."""
     select = next((step for step in reversed(later) if not isinstance(step, Scale)), None)
     return _of_scores(_spared(node, select, viewer), viewer)
 
@@ -629,13 +710,15 @@ def _is_one_where_kept(factor: ir.Value, select: Select[ir.Value], viewer: Viewe
 
 
 def _compared_with(value: ir.Value, condition: ir.Value, info: ShapeInfo) -> list[float | None]:
-    """The numbers that a condition tests a value to be equal to; none where it is another condition."""
+    """The numbers that a condition tests a value to be equal to; none where it is another
+    condition."""
     orders = operand_orders(condition.producer(), "Equal")
     return [info.scalar(number) for tested, number in orders if equal_values(tested, value)]
 
 
 def _fill(rest: ir.Value, keep: ir.Value, scores: ir.Value, viewer: Viewer) -> float | None:
-    """f where `rest` is f * (1 - keep), both of them moved in the same way or not, or both of them constants."""
+    """f where `rest` is f * (1 - keep), both of them moved in the same way or not, or both of them
+    constants."""
     left, right = constant(rest), truth_numbers(keep)
     if right is not None and (left is not None or not np.isin(right, (0, 1)).all()):
         return _folded_fill(left, right)
@@ -653,7 +736,9 @@ def _fill(rest: ir.Value, keep: ir.Value, scores: ir.Value, viewer: Viewer) -> f
     return None
 
 
-def _shares(node: ir.Node | None, scores: ir.Value, viewer: Viewer) -> Iterator[tuple[ir.Value, float]]:
+def _shares(
+    node: ir.Node | None, scores: ir.Value, viewer: Viewer
+) -> Iterator[tuple[ir.Value, float]]:
     """How a node may be read as a tensor times one number, which may be repeated for all scores."""
     if (share := viewer.factor(node)) is not None:
         yield share
@@ -664,8 +749,8 @@ def _shares(node: ir.Node | None, scores: ir.Value, viewer: Viewer) -> Iterator[
 
 
 def _in_front_of_moves(one: ir.Value, other: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Two values in front of the operators that move both in the same way. ABSENT takes their places where the last
-    operators of the same kind do not move them alike."""
+    """Two values in front of the operators that move both in the same way. ABSENT takes their
+    places where the last operators of the same kind do not move them alike."""
     while is_op(one.producer(), *MOVES) and (pairs := operand_pairs(one, other)):
         source, moved = pairs[0]
         if source is None or moved is None or not all(equal_values(*pair) for pair in pairs[1:]):
@@ -684,9 +769,14 @@ def _selected_fill(where: ir.Node, keep: ir.Value, viewer: Viewer) -> float | No
 
 
 def _folded_fill(rest: np.ndarray | None, keep: np.ndarray) -> float | None:
-    """f where the first constant is 0 except where the second, which holds one number besides 0, is 0; None where the
-    first is none."""
-    if rest is None or rest.shape != keep.shape or np.unique(keep[keep != 0]).size != 1 or np.any(rest[keep != 0]):
+    """f where the first constant is 0 except where the second, which holds one number besides 0, is
+    0; None where the first is none."""
+    if (
+        rest is None
+        or rest.shape != keep.shape
+        or np.unique(keep[keep != 0]).size != 1
+        or np.any(rest[keep != 0])
+    ):
         return None
     numbers = np.unique(rest[keep == 0])
     return float(numbers[0]) if numbers.size == 1 else None
@@ -706,7 +796,8 @@ def is_rest(rest: ir.Value, keep: ir.Value, info: ShapeInfo) -> bool:
 
 
 def truth_numbers(value: ir.Value) -> np.ndarray | None:
-    """The numbers of a constant, or of one that is cast from a constant boolean or its opposite; else None."""
+    """The numbers of a constant, or of one that is cast from a constant boolean or its opposite;
+    else None."""
     node, negated = value.producer(), False
     if not is_op(node, "Cast"):
         return constant(value)
@@ -721,8 +812,8 @@ def truth_numbers(value: ir.Value) -> np.ndarray | None:
 
 
 def _flag(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool]:
-    """For a boolean cast to 0 and 1: the boolean without its casts and Nots, and whether these negate it. ABSENT for
-    another value."""
+    """For a boolean cast to 0 and 1: the boolean without its casts and Nots, and whether these
+    negate it. ABSENT for another value."""
     node = value.producer()
     flag = operand_at(node, 0)
     if not is_op(node, "Cast") or info.dtype(flag) != ir.DataType.BOOL:
@@ -739,7 +830,8 @@ def _peel_zeros(node: ir.Node, next_step: Step) -> Peeled:
 
 
 def _peel_maximum(value: ir.Value, viewer: Viewer) -> Peeled:
-    """Case 12: one number for each row, times whatever factors: it changes no softmax (CogView's and LayoutLMv3's)."""
+    """Case 12: one number for each row, times whatever factors: it changes no softmax (CogView's
+    and LayoutLMv3's)."""
     shift = shifted_by(value, "ReduceMax", viewer.info)
     if shift is None or len(shift[0]) != 1 or not _leads_to_product(shift[1], viewer):
         return None
@@ -752,10 +844,13 @@ def _sinks(node: ir.Node, viewer: Viewer) -> Iterator[Peeling]:
 
 
 def _peel_floor(node: ir.Node, viewer: Viewer) -> Peeled:
-    """Case 13: a floor. Only a mask can fall below it: -inf becomes the smallest number, and scores do not change."""
+    """Case 13: a floor. Only a mask can fall below it: -inf becomes the smallest number, and scores
+    do not change."""
     for scores, floor in _floors(node, viewer):
         known = viewer.info.dtype(scores) == ir.DataType.FLOAT and floor <= DOMINATING
-        if (known or _is_half_floor(scores, floor, viewer)) and _may_keep_shape(scores, node, viewer.info):
+        if (known or _is_half_floor(scores, floor, viewer)) and _may_keep_shape(
+            scores, node, viewer.info
+        ):
             return Floor(node, floor), scores
     return None
 
@@ -765,7 +860,11 @@ def _floors(node: ir.Node, viewer: Viewer) -> list[tuple[ir.Value, float]]:
     orders = operand_orders(node, "Max")
     if is_op(node, "Clip") and input_of(node, 2) is None and not node.attributes:
         orders = ((operand_at(node, 0), operand_at(node, 1)),)
-    return [(scores, floor) for scores, number in orders if (floor := viewer.info.scalar(number)) is not None]
+    return [
+        (scores, floor)
+        for scores, number in orders
+        if (floor := viewer.info.scalar(number)) is not None
+    ]
 
 
 def _is_half_floor(scores: ir.Value, floor: float, viewer: Viewer) -> bool:
@@ -796,11 +895,19 @@ def _peel_cast(node: ir.Node, viewer: Viewer) -> Peeled:
     if own is None or target is None:
         raise Decline(Code.DTYPE, "the data type of a cast on the scores is unknown", node)
     if not own.is_floating_point():
-        raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {own}, not from a product", node)
+        raise Decline(
+            Code.NO_SCORES_MATMUL, f"the scores come from {own}, not from a product", node
+        )
     if (own, target) == (ir.DataType.FLOAT, ir.DataType.BFLOAT16):
         return RoundScores(node), source
-    if own != target and (own, target) not in WIDENING and not _restores_halves(source, target, viewer):
-        raise Decline(Code.CAST, f"the scores are cast from {own} to {target}, which rounds them", node)
+    if (
+        own != target
+        and (own, target) not in WIDENING
+        and not _restores_halves(source, target, viewer)
+    ):
+        raise Decline(
+            Code.CAST, f"the scores are cast from {own} to {target}, which rounds them", node
+        )
     return Rearrange(node), source
 
 
@@ -819,8 +926,9 @@ def _terms(node: ir.Node, viewer: Viewer) -> list[Peeling]:
 
 
 def _addends(node: ir.Node) -> list[Peeling]:
-    """Case 9: the operands of a sum that may be the scores, each with the step that does the rest to it. Terms of one
-    node are told apart by their operands, so that a longer Sum has to give each of them once."""
+    """Case 9: the operands of a sum that may be the scores, each with the step that does the rest
+    to it. Terms of one node are told apart by their operands, so that a longer Sum has to give each
+    of them once."""
     given = operands(node) if is_op(node, *SUMS) else []
     if len(given) < 2 or (len(given) > 2 and len({*given}) < len(given)):
         return []
@@ -834,7 +942,10 @@ def _addends(node: ir.Node) -> list[Peeling]:
 
 def _no_path(node: ir.Node, tried: Sequence[ir.Value], viewer: Viewer) -> Decline:
     """The most telling of the reasons met above an operator with several candidates."""
-    if any(_leads_to_product(value, viewer) and not _may_keep_shape(value, node, viewer.info) for value in tried):
+    if any(
+        _leads_to_product(value, viewer) and not _may_keep_shape(value, node, viewer.info)
+        for value in tried
+    ):
         return Decline(Code.SHAPE, f"{node.op_type} enlarges the scores", node)
     reasons = without_none(_failure(value, viewer) for value in tried)
     reasons.sort(key=lambda decline: decline.code == Code.NO_SCORES_MATMUL)
@@ -846,8 +957,8 @@ def _keeps_shape(value: ir.Value, node: ir.Node, info: ShapeInfo) -> bool:
 
 
 def _may_keep_shape(value: ir.Value, node: ir.Node, info: ShapeInfo) -> bool:
-    """Could this operand have the shape of the result, behind further dimensions of 1 (16)? A dimension of 1 that
-    becomes another number cannot."""
+    """Could this operand have the shape of the result, behind further dimensions of 1 (16)? A
+    dimension of 1 that becomes another number cannot."""
     shape, result = info.shape(value), info.shape(node.outputs[0])
     if shape is None or result is None or len(shape) > len(result):
         return False
@@ -873,7 +984,16 @@ def _no_selection(where: ir.Node, viewer: Viewer) -> Decline:
     return _no_path(where, branches, viewer)
 
 
-CASES = (_peel_layout, _peel_cast, _peel_rounding, _peel_number, _peel_cap, _peel_blend, _peel_floor)
+CASES = (
+    _peel_layout,
+    _peel_cast,
+    _peel_rounding,
+    _peel_number,
+    _peel_cap,
+    _peel_blend,
+    _peel_floor,
+)
 """What `_peel` tries in turn: 4 and 5, 6, 15, 7, 14, 11, 13."""
 READINGS = (_scales, _terms, _selections, _minima, _multiplications)
-"""The ways to read a node that it tries then, each for all operands that may be scores: 7, 9, 10, 18, 8."""
+"""The ways to read a node that it tries then, each for all operands that may be scores: 7, 9, 10,
+18, 8."""

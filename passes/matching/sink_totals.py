@@ -1,28 +1,31 @@
-"""Attention sinks in the total that exponentials are divided by: softmax-plus-one, and a softmax written out with a
-sink.
+"""Attention sinks in the total that exponentials are divided by: softmax-plus-one, and a softmax
+written out with a sink.
 
     row_max = scores.amax(-1, keepdim=True)
     e = (scores - row_max).exp()
     p = e / (e.sum(-1, keepdim=True) + (sink - row_max).exp())
 
-Grammar, instead of the ReduceSum of softmax.py, where `row_max` is what was subtracted from the scores:
+Grammar, instead of the ReduceSum of softmax.py, where `row_max` is what was subtracted from the
+scores:
 
     total := Add(ReduceSum(e), one)
     one :=
-      1     Exp(Sub(t, row_max)) | Exp(Neg(row_max))             t one number for each head, or for all of them;
-                                                                 without it the sink is 0
-      2   | Mul(c, one)                                          c > 0 one number: the sink is larger by log(c)
+      1     Exp(Sub(t, row_max)) | Exp(Neg(row_max))             t one number for each head, or for
+                                                                 all of them; without it the sink is
+                                                                 0
+      2   | Mul(c, one)                                          c > 0 one number: the sink is
+                                                                 larger by log(c)
     row_max :=
       3     ReduceMax(scores)
       4   | Max(ReduceMax(scores), t)                            for t = 0 also Relu and Clip(., 0)
 
-Sound because e / (sum(e) + exp(t - row_max)) is exp(x) / (sum(exp(x)) + exp(t)) whatever `row_max` is: the softmax
-beside one more score t (sinks.py). Where exp(t - row_max) overflows, the row is 0 here and less than 1e-38 of its
-values there, in float32. A row whose scores are all -inf is 0 beside a sink; here that is so only where `row_max` is at
-least t.
+Sound because e / (sum(e) + exp(t - row_max)) is exp(x) / (sum(exp(x)) + exp(t)) whatever `row_max`
+is: the softmax beside one more score t (sinks.py). Where exp(t - row_max) overflows, the row is 0
+here and less than 1e-38 of its values there, in float32. A row whose scores are all -inf is 0
+beside a sink; here that is so only where `row_max` is at least t.
 
-Anything else added to the sum is recorded as `other`, to be declined by name: 1 + sum(e), say, means another sink in
-each row, its maximum.
+Anything else added to the sum is recorded as `other`, to be declined by name: 1 + sum(e), say,
+means another sink in each row, its maximum.
 """
 
 from __future__ import annotations
@@ -44,10 +47,12 @@ HELD = OneOf((Op("Relu", X, plain=True), Op(("Max", "Clip"), X, FLOOR, plain=Tru
 
 @dataclass(frozen=True)
 class SinkTotal:
-    """A sink in a total: `value`, or `number` where there is none. `nodes` compute it, the Add the last.
+    """A sink in a total: `value`, or `number` where there is none. `nodes` compute it, the Add the
+    last.
 
-    `clamped_max` is the maximum of the scores alone and the node that keeps what is subtracted from falling below the
-    sink, where there is one. With `other` the sum is enlarged by that, and there is no sink.
+    `clamped_max` is the maximum of the scores alone and the node that keeps what is subtracted from
+    falling below the sink, where there is one. With `other` the sum is enlarged by that, and there
+    is no sink.
     """
 
     nodes: tuple[ir.Node, ...]
@@ -63,13 +68,17 @@ def summands(total: ir.Value) -> tuple[tuple[ir.Value, ir.Value], ...]:
     return operand_orders(add, "Add")
 
 
-def sink_total(total: ir.Value, more: ir.Value, subtracted: ir.Value | None, info: ShapeInfo) -> SinkTotal:
+def sink_total(
+    total: ir.Value, more: ir.Value, subtracted: ir.Value | None, info: ShapeInfo
+) -> SinkTotal:
     """What is added to a total's sum; `subtracted` is what the scores were reduced by."""
     add = certain(total.producer())
     return _sink(more, subtracted, add, info) or SinkTotal((add,), other=more)
 
 
-def _sink(value: ir.Value, subtracted: ir.Value | None, add: ir.Node, info: ShapeInfo) -> SinkTotal | None:
+def _sink(
+    value: ir.Value, subtracted: ir.Value | None, add: ir.Node, info: ShapeInfo
+) -> SinkTotal | None:
     """Cases 1 and 2: the sink that is added to a total; None where something else is."""
     one = None if subtracted is None else match(ONE, value, info, {"row_max": subtracted})
     if one is None or subtracted is None:
@@ -92,14 +101,17 @@ def _number(value: ir.Value | None, absent: float, info: ShapeInfo) -> float | N
 def _clamped_max(
     value: ir.Value, sink: ir.Value | None, number: float | None, info: ShapeInfo
 ) -> tuple[ir.Value, ir.Node] | None:
-    """Case 4, Max(x, sink): x and the node of the maximum; None for case 3. Without a `sink` its value is `number`."""
+    """Case 4, Max(x, sink): x and the node of the maximum; None for case 3. Without a `sink` its
+    value is `number`."""
     for held in matches(HELD, value, info):
         if _is_sink(held.get("floor"), sink, number, info):
             return held["x"], held.nodes[-1]
     return None
 
 
-def _is_sink(floor: ir.Value | None, sink: ir.Value | None, number: float | None, info: ShapeInfo) -> bool:
+def _is_sink(
+    floor: ir.Value | None, sink: ir.Value | None, number: float | None, info: ShapeInfo
+) -> bool:
     """Case 4: is a floor, 0 where there is none, the sink, or the number that the sink is?"""
     if number is None:
         return floor is not None and floor is sink

@@ -8,9 +8,9 @@
 Grammar; the code cites the numbers of the cases:
 
     softmax, over the axis a :=
-      1     Softmax(x)                                     opset >= 13: over axis a
-                                                           opset < 13: over axes a.. flattened; taken when all of them
-                                                           but one are of size 1
+      1     Softmax(x)                                     opset >= 13: over axis a opset < 13: over
+                                                           axes a.. flattened; taken when all of
+                                                           them but one are of size 1
       2   | Softmax(Sub(x, ReduceMax(x, a)))
       3   | exp(LogSoftmax(x))
       4   | exp(Sub(x, logsumexp(x)))                      in many spellings, see exponentials.py
@@ -19,29 +19,35 @@ Grammar; the code cites the numbers of the cases:
       7   | e, where product(layout(e), values) / total follows: the division is late
     e :=
       8     exp(Sub(x, ReduceMax(x, a)))                   also times one number c > 0
-      9   | exp(x)                                         declined: it overflows, as do powers of a b below 1
-     10   | Mul(exp(.), t) | Where(c, exp(.), 0) | Where(c, 0, exp(.))         declined: masked exponentials
+      9   | exp(x)                                         declined: it overflows, as do powers of a
+          b below 1
+     10   | Mul(exp(.), t) | Where(c, exp(.), 0) | Where(c, 0, exp(.))
+          declined: masked exponentials
     exp(x) :=
      15     Exp(x) | Pow(b, x)                             b > 0 one number, see exponentials.py
     total :=
-     11     ReduceSum(e, a) | ReduceL1(e, a)               no exponential is negative; also summed up in a wider type
-     12   | Add(total, c) | Max(total, c) | Clip(total, c)                     0 <= c <= 1e-7; Max, Clip up to 1
+     11     ReduceSum(e, a) | ReduceL1(e, a)               no exponential is negative; also summed
+          up in a wider type
+     12   | Add(total, c) | Max(total, c) | Clip(total, c)
+          0 <= c <= 1e-7; Max, Clip up to 1
      13   | Expand(total), as e is
      14   | a sum beside a sink, see sink_totals.py
 
-    All reductions keep the axis, with size 1. They may also drop it and put it back by Unsqueeze or Reshape, and repeat
-    their result by Expand, see row_reductions.py. A softmax that is written out may run over several axes, as of keys
-    along height and width: the same axes everywhere. What is written in another way is named by other_softmaxes.py.
+    All reductions keep the axis, with size 1. They may also drop it and put it back by Unsqueeze or
+    Reshape, and repeat their result by Expand, see row_reductions.py. A softmax that is written out
+    may run over several axes, as of keys along height and width: the same axes everywhere. What is
+    written in another way is named by other_softmaxes.py.
 
-Subtracting a row's maximum changes no softmax: where it is infinite both are NaN. The decomposed form (5 and 6) is the
-operator's own definition; its total is at least 1, so that a number as small as that of 12 is lost in it. A row's total
-may as well divide its sum of values (7), for that is linear; in 16 bits such a sum may overflow.
-A power b^y (15) is exp(log(b) y), and a factor c behind the maximum (8) multiplies that exponent, too: such an anchor
-is the softmax of log_base * x, where log_base is c log(b). attention_paths.py makes it the last scale of the scores.
-In a sink of the total (14) only Exp is read, for its exponentials are to one base.
-Without the subtraction of the maximum (9) the value overflows where Softmax does not: that form is an anchor only to be
-declined. So is one whose exponentials are masked (10): where the maximum is that of a masked key, and far above the
-others, nothing is left to divide by.
+Subtracting a row's maximum changes no softmax: where it is infinite both are NaN. The decomposed
+form (5 and 6) is the operator's own definition; its total is at least 1, so that a number as small
+as that of 12 is lost in it. A row's total may as well divide its sum of values (7), for that is
+linear; in 16 bits such a sum may overflow. A power b^y (15) is exp(log(b) y), and a factor c behind
+the maximum (8) multiplies that exponent, too: such an anchor is the softmax of log_base * x, where
+log_base is c log(b). attention_paths.py makes it the last scale of the scores. In a sink of the
+total (14) only Exp is read, for its exponentials are to one base. Without the subtraction of the
+maximum (9) the value overflows where Softmax does not: that form is an anchor only to be declined.
+So is one whose exponentials are masked (10): where the maximum is that of a masked key, and far
+above the others, nothing is left to divide by.
 """
 
 from __future__ import annotations
@@ -85,7 +91,9 @@ SMALLEST = 1e-7
 """A number up to this is lost in a float32 total of 1 or more, but for its last bit."""
 
 E, TOTAL, OTHER = Bind("e"), Bind("total"), Bind("other")
-INVERSE = OneOf((Op("Reciprocal", TOTAL), Op("Div", Number(1.0), TOTAL), Op("Pow", TOTAL, Number(-1.0))))
+INVERSE = OneOf(
+    (Op("Reciprocal", TOTAL), Op("Div", Number(1.0), TOTAL), Op("Pow", TOTAL, Number(-1.0)))
+)
 QUOTIENT = OneOf((Op("Div", E, TOTAL), Op("Mul", E, INVERSE)))  # 5 and 6
 EXPONENTIALS = OneOf(
     (
@@ -108,8 +116,8 @@ FLOORED = OneOf(  # 12
 class LateDivision:
     """A division by `total` that follows the product with the values.
 
-    The nodes `summing` compute the total, and the nodes `dividing` divide. `path` leads from the exponentials to
-    the product, whose node is the last.
+    The nodes `summing` compute the total, and the nodes `dividing` divide. `path` leads from the
+    exponentials to the product, whose node is the last.
     """
 
     total: ir.Value
@@ -127,13 +135,15 @@ class LateDivision:
 class SoftmaxAnchor:
     """A softmax. `nodes` are all nodes that compute it; the last one gives `output`.
 
-    `axes` are the axes it runs over, sorted and not negative; empty if they are unknown. Further fields:
+    `axes` are the axes it runs over, sorted and not negative; empty if they are unknown. Further
+    fields:
 
     overflows   no maximum is subtracted
     rounds      the logarithm of the sum is subtracted from the scores (case 4)
     masked      the exponentials are masked before they are summed
     floored     set only with `overflows`: something keeps the total from being 0
-    late        the division comes after the product with the values, and `output` is then the exponentials
+    late        the division comes after the product with the values, and `output` is then the
+                exponentials
     sink        the sink that the total includes
     log_base    the softmax is that of `log_base` times the scores
     """
@@ -164,8 +174,8 @@ class SoftmaxAnchor:
 def anchors(graph: ir.Graph, info: ShapeInfo) -> Iterator[SoftmaxAnchor]:
     """All anchors of one graph in its order, those of subgraphs not included.
 
-    If exponentials are divided by their total before the product and also after it, as where the probabilities are an
-    output, both are one softmax: that of the late division.
+    If exponentials are divided by their total before the product and also after it, as where the
+    probabilities are an output, both are one softmax: that of the late division.
     """
     listed = without_none(anchor_at(node, info) for node in list(graph))
     divisions = ((anchor.output, anchor.late) for anchor in listed if anchor.late is not None)
@@ -213,7 +223,9 @@ def _of_logarithm(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
         # 3 (exponentials.py, 3)
         if is_op(logarithm, "LogSoftmax") and abs(exponential.log_base - 1.0) <= ROUNDING:
             scores = operand_at(logarithm, 0)
-            return SoftmaxAnchor(scores, output, _axes(logarithm, scores, info), (logarithm, *exponential.nodes))
+            return SoftmaxAnchor(
+                scores, output, _axes(logarithm, scores, info), (logarithm, *exponential.nodes)
+            )
     softmax = of_logarithm(output, info)  # 4
     if softmax is None:
         return None
@@ -235,8 +247,9 @@ def _decomposed(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
 
 @dataclass(frozen=True)
 class _Shift:
-    """What is subtracted from the scores before their exponentials: the axes of a maximum, the scores without it, and
-    the nodes that subtract it. `factor` is a number behind the subtraction. Without `axes` nothing is subtracted."""
+    """What is subtracted from the scores before their exponentials: the axes of a maximum, the
+    scores without it, and the nodes that subtract it. `factor` is a number behind the subtraction.
+    Without `axes` nothing is subtracted."""
 
     axes: tuple[int, ...] | None
     scores: ir.Value
@@ -259,8 +272,9 @@ class _Shift:
 
 @dataclass(frozen=True)
 class _Weights:
-    """Exponentials and their sum: what a quotient divides, and by what. `path` leads from the exponentials to a product
-    with values that the quotient divides late; it is empty in front of the product."""
+    """Exponentials and their sum: what a quotient divides, and by what. `path` leads from the
+    exponentials to a product with values that the quotient divides late; it is empty in front of
+    the product."""
 
     output: ir.Value
     path: tuple[ir.Node, ...]
@@ -271,12 +285,14 @@ class _Weights:
 
     @staticmethod
     def of(divided: ir.Value, total: ir.Value, info: ShapeInfo) -> _Weights | None:
-        """The weights where `total` is their sum; None where these are no exponentials, or it is no sum of them."""
+        """The weights where `total` is their sum; None where these are no exponentials, or it is no
+        sum of them."""
         output, path = _exponentials_of(divided, total, info)
         exponentials = match(EXPONENTIALS, output, info)
         if exponentials is None or _is_number(exponentials.get("factor"), info):
             return None
-        sums, log_base = reduced(total, SUMS, output, info), log_base_of(exponentials, info)  # 11, 13 and 15
+        # 11, 13 and 15
+        sums, log_base = reduced(total, SUMS, output, info), log_base_of(exponentials, info)
         if sums is None or log_base is None:
             return None
         return _Weights(output, path, exponentials, *sums, log_base)
@@ -296,14 +312,21 @@ def _ratio(quotient: Match, info: ShapeInfo) -> SoftmaxAnchor | None:
 def _sink_beside(weights: _Weights, total: ir.Value, added: ir.Value, info: ShapeInfo) -> SinkTotal:
     """Case 14: the sink that is added to a sum of exponentials to the base e."""
     difference = match(SHIFTED, weights.exponentials["x"], info)
-    subtracted = difference["row_max"] if difference is not None and weights.log_base == 1.0 else None
+    subtracted = (
+        difference["row_max"] if difference is not None and weights.log_base == 1.0 else None
+    )
     return sink_total(total, added, subtracted, info)
 
 
 def _anchor(
-    quotient: Match, weights: _Weights, sink: SinkTotal | None, floors: tuple[ir.Node, ...], info: ShapeInfo
+    quotient: Match,
+    weights: _Weights,
+    sink: SinkTotal | None,
+    floors: tuple[ir.Node, ...],
+    info: ShapeInfo,
 ) -> SoftmaxAnchor | None:
-    """The softmax of these weights; None where a maximum along other axes is subtracted than those of the sum."""
+    """The softmax of these weights; None where a maximum along other axes is subtracted than those
+    of the sum."""
     shift = _Shift.of(weights.exponentials["x"], sink, info)
     if shift.axes not in (None, weights.axes):
         return None
@@ -333,9 +356,11 @@ def _is_number(value: ir.Value | None, info: ShapeInfo) -> bool:
     return value is not None and info.scalar(value) is not None
 
 
-def _exponentials_of(value: ir.Value, total: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
-    """The exponentials that a product with values reads, and the nodes from them to the product, if `total` is their
-    sum. Otherwise the value itself and ()."""
+def _exponentials_of(
+    value: ir.Value, total: ir.Value, info: ShapeInfo
+) -> tuple[ir.Value, tuple[ir.Node, ...]]:
+    """The exponentials that a product with values reads, and the nodes from them to the product, if
+    `total` is their sum. Otherwise the value itself and ()."""
     product, sums = value.producer(), match(SUM, source_through(total, "Identity", *RESHAPES), info)
     if sums is None or product is None or contraction(product, info) is None:
         return value, ()
@@ -358,9 +383,11 @@ def _layout_between(source: ir.Value, value: ir.Value) -> tuple[ir.Node, ...] | 
     return tuple(path)
 
 
-def _without_floors(total: ir.Value, exponential: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
-    """The total without its floors, and the nodes that keep it from being 0, in order. If there are any, an Expand that
-    repeats the total to the exponentials' shape is one of them."""
+def _without_floors(
+    total: ir.Value, exponential: ir.Value, info: ShapeInfo
+) -> tuple[ir.Value, tuple[ir.Node, ...]]:
+    """The total without its floors, and the nodes that keep it from being 0, in order. If there are
+    any, an Expand that repeats the total to the exponentials' shape is one of them."""
     current, repeating = total, tuple[ir.Node, ...]()
     expand = total.producer()
     if is_op(expand, "Expand") and info.shape(total) == info.shape(exponential) is not None:

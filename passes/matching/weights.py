@@ -1,4 +1,5 @@
-"""Weights among the values of a graph, rearranged or not: they tell a layer from the products of an attention."""
+"""Weights among the values of a graph, rearranged or not: they tell a layer from the products of an
+attention."""
 
 from __future__ import annotations
 

@@ -4,25 +4,27 @@
     out = torch.softmax(scores + (~kept) * lowest, -1) @ value
     out = torch.where(kept.float().sum(-1, keepdim=True) < 1, 0, out)
 
-That is how torch's exporter writes scaled_dot_product_attention. The operator gives 0 for such a row by itself, so that
-the attention ends behind the Where, and the operators before and behind it no longer keep two layouts apart.
+That is how torch's exporter writes scaled_dot_product_attention. The operator gives 0 for such a
+row by itself, so that the attention ends behind the Where, and the operators before and behind it
+no longer keep two layouts apart.
 
     zeroed :=
       1     Where(empty, 0, product) | Where(some, product, 0)     product read by nothing else
-    empty := Less(count, x), 0 < x <= 1 | LessOrEqual(count, x), 0 <= x < 1 | Equal(count, 0) | Not(some)
+    empty := Less(count, x), 0 < x <= 1 | LessOrEqual(count, x), 0 <= x < 1 | Equal(count, 0) |
+             Not(some)
     some  := Greater(count, x), 0 <= x < 1 | GreaterOrEqual(count, x), 0 < x <= 1 | Not(empty)
     count :=
       2     ReduceSum(Cast(kept), last axis, keepdims=1) | ReduceMax, likewise
     kept :=
       3     a boolean tensor that holds exactly where the one mask leaves a score (guards.py)
 
-Sound because a row of the product is made of the same row of probabilities: it is a MatMul with the probabilities
-first, in the arrangement of the scores. And the numbers of the mask are so low, -1e30 or -inf, that a masked key has no
-weight beside a kept one. So to zero rows without a kept key is to zero each masked probability. A sum of ones never
-rounds to less than 1.
+Sound because a row of the product is made of the same row of probabilities: it is a MatMul with the
+probabilities first, in the arrangement of the scores. And the numbers of the mask are so low, -1e30
+or -inf, that a masked key has no weight beside a kept one. So to zero rows without a kept key is to
+zero each masked probability. A sum of ones never rounds to less than 1.
 
-Refused, and left as it was: another condition; numbers that are not as low; dropout, sinks, factors on the result, a
-guard before the product, and attention whose gradient the model computes.
+Refused, and left as it was: another condition; numbers that are not as low; dropout, sinks, factors
+on the result, a guard before the product, and attention whose gradient the model computes.
 """
 
 from __future__ import annotations
@@ -47,9 +49,14 @@ from fa_compiler.passes.values.patterns import Bind, Number, OneOf, Op, Pattern,
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 KEPT = Op("Cast", Bind("kept"))
-COUNT = OneOf(tuple(Op(kind, KEPT, open_end=True, name="count") for kind in ("ReduceSum", "ReduceMax")))  # 2
+# 2
+COUNT = OneOf(
+    tuple(Op(kind, KEPT, open_end=True, name="count") for kind in ("ReduceSum", "ReduceMax"))
+)
 NONE, ONE = Number(0.0, 0.5), Number(0.5, 1.0)
-EMPTY: Pattern = OneOf((Op("Less", COUNT, ONE), Op("LessOrEqual", COUNT, NONE), Op("Equal", COUNT, Number(0.0))))
+EMPTY: Pattern = OneOf(
+    (Op("Less", COUNT, ONE), Op("LessOrEqual", COUNT, NONE), Op("Equal", COUNT, Number(0.0)))
+)
 SOME: Pattern = OneOf((Op("Greater", COUNT, NONE), Op("GreaterOrEqual", COUNT, ONE)))
 
 
@@ -61,10 +68,17 @@ class ZeroedRows:
     masking: Masking
 
 
-def zeroed_rows(paths: AttentionPaths, probabilities: Probabilities, masking: Masking) -> ZeroedRows | None:
-    """The Where that makes rows without a key 0; None where there is none. The scores have no sink beside them."""
+def zeroed_rows(
+    paths: AttentionPaths, probabilities: Probabilities, masking: Masking
+) -> ZeroedRows | None:
+    """The Where that makes rows without a key 0; None where there is none. The scores have no sink
+    beside them."""
     product = paths.after.product
-    if paths.route.gradient or probabilities.dropout is not None or masking.guard is not RowGuard.NONE:
+    if (
+        paths.route.gradient
+        or probabilities.dropout is not None
+        or masking.guard is not RowGuard.NONE
+    ):
         return None
     if masking.factors or product.factor != 1.0 or paths.output is not product.output:
         return None
@@ -98,12 +112,15 @@ def _goes_by_rows(paths: AttentionPaths, probabilities: Probabilities) -> bool:
 
 
 def _kept_where_not_zeroed(where: ir.Node, product: ir.Value, viewer: Viewer) -> ir.Value | None:
-    """Case 1: the boolean tensor without a True in the rows that a Where makes 0; None for another Where."""
+    """Case 1: the boolean tensor without a True in the rows that a Where makes 0; None for another
+    Where."""
     condition, yes, no = (operand_at(where, place) for place in range(3))
     zero = no
     if no is product:
         zero = yes
-    if viewer.uniform_value(zero, product) != 0.0 or viewer.info.shape(where.outputs[0]) != viewer.info.shape(product):
+    if viewer.uniform_value(zero, product) != 0.0 or viewer.info.shape(
+        where.outputs[0]
+    ) != viewer.info.shape(product):
         return None
     test, negated = bare(condition, viewer.info)
     empty = (zero is yes) != negated
@@ -123,12 +140,17 @@ def _counts_keys(node: ir.Node | None, info: ShapeInfo) -> bool:
 
 
 def _is_mask(kept: ir.Value, paths: AttentionPaths, masking: Masking) -> bool:
-    """Case 3: does a boolean tensor hold where the one mask leaves a score, and are the numbers of the mask so low?"""
+    """Case 3: does a boolean tensor hold where the one mask leaves a score, and are the numbers of
+    the mask so low?"""
     mask, viewer = only_mask(masking.terms), paths.viewer
     if mask is None:
         return False
-    numbers = masking.planner.values.numbers_before_softmax(masking.terms, masking.terms.index(mask))
+    numbers = masking.planner.values.numbers_before_softmax(
+        masking.terms, masking.terms.index(mask)
+    )
     if numbers == UNKNOWN or any(number != 0.0 and number > DOMINATING for number in numbers):
         return False
-    dims = if_possible(lambda: viewer.alignment(kept, paths.dims[paths.anchor.output], paths.anchor.node))
+    dims = if_possible(
+        lambda: viewer.alignment(kept, paths.dims[paths.anchor.output], paths.anchor.node)
+    )
     return dims is not None and keeps_like(kept, True, dims, mask, viewer)

@@ -45,7 +45,8 @@ def _attention(ctx: Context) -> list[Fact]:
 
 
 def _present(ctx: Context, new: Shape, index: int) -> Shape | None:
-    """The shape of new keys or values behind those of the past, which is input `index` where there is one."""
+    """The shape of new keys or values behind those of the past, which is input `index` where there
+    is one."""
     past = ctx.shape(index, rank=4)
     if not ctx.has(index):
         return new

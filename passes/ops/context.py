@@ -26,12 +26,14 @@ _DTYPES = frozenset(int(dtype) for dtype in ir.DataType) - {int(ir.DataType.UNDE
 
 
 class UnresolvedError(Exception):
-    """A rule met an attribute whose value is not known (a function's attribute without a caller)."""
+    """A rule met an attribute whose value is not known (a function's attribute without a
+    caller)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What is known of one value. A field that is None is unknown. `parts` are the shapes of a sequence's elements."""
+    """What is known of one value. A field that is None is unknown. `parts` are the shapes of a
+    sequence's elements."""
 
     shape: Shape | None = None
     dtype: ir.DataType | None = None
@@ -43,7 +45,8 @@ UNKNOWN = Fact()
 
 
 class Known(Protocol):
-    """What is known of values: shapes, types and small contents. Of an absent input nothing is known."""
+    """What is known of values: shapes, types and small contents. Of an absent input nothing is
+    known."""
 
     def shape(self, value: ir.Value | None) -> Shape | None: ...
 
@@ -61,7 +64,9 @@ class Known(Protocol):
 class Context:
     """A node with the facts of its inputs."""
 
-    def __init__(self, node: ir.Node, facts: Sequence[Fact | None], opset: int, attrs: Mapping[str, ir.Attr]) -> None:
+    def __init__(
+        self, node: ir.Node, facts: Sequence[Fact | None], opset: int, attrs: Mapping[str, ir.Attr]
+    ) -> None:
         self.node = node
         self.facts = facts
         self.opset = opset
@@ -108,14 +113,16 @@ class Context:
         return all_known(consts(dims))
 
     def vector(self, index: int) -> list[Dim] | None:
-        """The integers of a 1-D input `index`; fresh ones, of any sign, when only their number is known."""
+        """The integers of a 1-D input `index`; fresh ones, of any sign, when only their number is
+        known."""
         dims, length = self.dims(index), listed_length(self.shape(index))
         if dims is not None or length is None:
             return dims
         return [Dim.fresh(None) for _ in range(length)]
 
     def attr(self, name: str) -> Any:
-        """The value of attribute `name`, None when absent. Raises UnresolvedError for an unbound reference."""
+        """The value of attribute `name`, None when absent. Raises UnresolvedError for an unbound
+        reference."""
         attribute = self.node.attributes.get(name)
         if attribute is None:
             return None
@@ -138,7 +145,8 @@ class Context:
         return [int(item) for item in value]
 
     def dtype_attr(self, name: str, default: ir.DataType | None = None) -> ir.DataType | None:
-        """An attribute that is the number of a data type, or its default; None when no type has the number."""
+        """An attribute that is the number of a data type, or its default; None when no type has the
+        number."""
         number = self.attr(name)
         if number is None:
             return default
@@ -147,8 +155,8 @@ class Context:
         return ir.DataType(int(number))
 
     def axis_attr(self, rank: int | None, default: int = 0) -> int | None:
-        """The attribute `axis` of a tensor of this rank, counted from the front; None when it is out of range, or the
-        rank is unknown."""
+        """The attribute `axis` of a tensor of this rank, counted from the front; None when it is
+        out of range, or the rank is unknown."""
         return axis_in(self.int_attr("axis", default), rank)
 
     def listed(self, attr: str, index: int, since: int) -> tuple[bool, list[Dim] | None]:
@@ -159,7 +167,8 @@ class Context:
         return values is not None, None if values is None else list(map(Dim, values))
 
     def axes(self, attr: str, index: int, since: int) -> tuple[bool, list[int] | None]:
-        """(present, values) of integers: attribute `attr` before opset `since`, then input `index`."""
+        """(present, values) of integers: attribute `attr` before opset `since`, then input
+        `index`."""
         if self.opset >= since:
             return self.has(index), self.ints(index)
         values = self.ints_attr(attr)
@@ -182,9 +191,12 @@ def rule(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
     return register
 
 
-def shape_rule(*names: str, domain: str = "", rank: int | None = None) -> Callable[[ShapeRule], ShapeRule]:
-    """Register a rule for the shape of a result that has the type of the first input, made of the shape of that input.
-    Where this is not known, or has another rank than is asked for, nothing is known of the result's."""
+def shape_rule(
+    *names: str, domain: str = "", rank: int | None = None
+) -> Callable[[ShapeRule], ShapeRule]:
+    """Register a rule for the shape of a result that has the type of the first input, made of the
+    shape of that input. Where this is not known, or has another rank than is asked for, nothing is
+    known of the result's."""
 
     def register(function: ShapeRule) -> ShapeRule:
         def result(ctx: Context) -> Fact:
@@ -223,7 +235,8 @@ def shape_of_rank(rank: int, shape: Shape | None) -> Shape:
 
 
 def listed_length(shape: Shape | None) -> int | None:
-    """How many numbers a vector of this shape lists; None where that is unknown or too large, or it is no vector."""
+    """How many numbers a vector of this shape lists; None where that is unknown or too large, or it
+    is no vector."""
     length = None if shape is None or len(shape) != 1 else shape[0].const
     return None if length is None or length > LIMIT else length
 
@@ -241,7 +254,8 @@ def rank_of(shape: Shape | None) -> int | None:
 
 
 def axis_in(axis: int | None, rank: int | None) -> int | None:
-    """`axis` counted from the front, None when it is out of range, or the axis or the rank is unknown."""
+    """`axis` counted from the front, None when it is out of range, or the axis or the rank is
+    unknown."""
     if axis is None or rank is None or not -rank <= axis < rank:
         return None
     return axis % rank
@@ -326,8 +340,8 @@ def broadcast(*shapes: Shape | None) -> Shape | None:
 def _uncap(item: Dim, dim: Dim, cap: int) -> Dim:
     """`item` simplified by dim <= cap: min(u, 0) is u where u <= dim - cap.
 
-    Sound for the result of an operation that fails unless dim <= cap. A broadcast atom is simplified
-    inside, since its operands are sizes of this very operation.
+    Sound for the result of an operation that fails unless dim <= cap. A broadcast atom is
+    simplified inside, since its operands are sizes of this very operation.
     """
     atom = item.single_atom
     if atom is not None and atom.op == "broadcast":

@@ -1,4 +1,5 @@
-"""ONNX Runtime's own operators (com.microsoft) around attention in optimised and training graphs."""
+"""ONNX Runtime's own operators (com.microsoft) around attention in optimised and training
+graphs."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def _shape_of_first(ctx: Context) -> Fact:
 
 
 def _swapped(shape: Shape | None, matrix: bool, batch: bool) -> Shape | None:
-    """The operand as FusedMatMul reads it. With `batch`, axis 0 first moves after the other batch axes."""
+    """The operand as FusedMatMul reads it. With `batch`, axis 0 first moves after the other batch
+    axes."""
     if shape is None or len(shape) < 2:
         return shape
     if batch:
@@ -43,8 +45,12 @@ def _swapped(shape: Shape | None, matrix: bool, batch: bool) -> Shape | None:
 
 @rule("FusedMatMul", "TransposeMatMul", domain=_DOMAIN)
 def _fused_matmul(ctx: Context) -> Fact:
-    left = _swapped(ctx.shape(0), ctx.int_attr("transA", 0) == 1, ctx.int_attr("transBatchA", 0) == 1)
-    right = _swapped(ctx.shape(1), ctx.int_attr("transB", 0) == 1, ctx.int_attr("transBatchB", 0) == 1)
+    left = _swapped(
+        ctx.shape(0), ctx.int_attr("transA", 0) == 1, ctx.int_attr("transBatchA", 0) == 1
+    )
+    right = _swapped(
+        ctx.shape(1), ctx.int_attr("transB", 0) == 1, ctx.int_attr("transBatchB", 0) == 1
+    )
     return Fact(matmul_shape(left, right), ctx.dtype(0))
 
 
@@ -60,7 +66,8 @@ def _skip_layer_norm(ctx: Context) -> list[Fact]:
 def _simplified_layer_norm(ctx: Context) -> list[Fact]:
     shape = ctx.shape(0)
     statistics = Fact(shape_of_groups(shape, ctx.int_attr("axis", -1)), ir.DataType.FLOAT)
-    return [Fact(shape, ctx.dtype(1)), statistics, statistics]  # the weight's type, by their schemas
+    # the weight's type, by their schemas
+    return [Fact(shape, ctx.dtype(1)), statistics, statistics]
 
 
 @rule("SwiGLU", domain=_DOMAIN)
@@ -83,7 +90,10 @@ def _rms_norm_rotary(ctx: Context) -> list[Fact]:
         width = Dim(given)
     if ctx.int_attr("flatten_batch", 0):
         front = Dim(1), batch * tokens
-    return [Fact((*front, heads * width), dtype), Fact((batch, tokens, heads, width), ir.DataType.FLOAT)]
+    return [
+        Fact((*front, heads * width), dtype),
+        Fact((batch, tokens, heads, width), ir.DataType.FLOAT),
+    ]
 
 
 @rule("EmbedLayerNormalization", "QEmbedLayerNormalization", domain=_DOMAIN)

@@ -17,7 +17,8 @@ def _with_past(past: Shape | None, axis: int, new: Dim) -> Dim:
 
 @rule("MultiHeadAttention", "DecoderMaskedMultiHeadAttention", domain=_DOMAIN)
 def _multi_head(ctx: Context) -> list[Fact]:
-    first = 6 if ctx.node.op_type == "MultiHeadAttention" else 5  # past_key, past_value, past_sequence_length
+    # past_key, past_value, past_sequence_length
+    first = 6 if ctx.node.op_type == "MultiHeadAttention" else 5
     query, heads, dtype = ctx.shape(0), ctx.int_attr("num_heads", 0), ctx.dtype(0)
     widths = _widths(ctx, heads)
     if query is None or len(query) < 3 or heads <= 0 or widths is None:
@@ -29,7 +30,9 @@ def _multi_head(ctx: Context) -> list[Fact]:
         presents = [ctx.shape(first), ctx.shape(first + 1)]
     elif past is not None or not ctx.has(first):
         length = _with_past(past, 2, new)
-        presents = [(query[0], Dim(heads), length, Dim.floordiv(width, heads)) for width in (key, value)]
+        presents = [
+            (query[0], Dim(heads), length, Dim.floordiv(width, heads)) for width in (key, value)
+        ]
     return [Fact((*query[:2], value), dtype), *(Fact(shape, dtype) for shape in presents)]
 
 
@@ -57,14 +60,21 @@ def _attention(ctx: Context) -> list[Fact]:
     past = ctx.shape(past_index, rank=5)
     present: Shape | None = None
     if past is not None or not ctx.has(past_index):
-        present = (Dim(2), source[0], Dim(heads), _with_past(past, 3, source[1]), Dim.floordiv(width, heads))
+        present = (
+            Dim(2),
+            source[0],
+            Dim(heads),
+            _with_past(past, 3, source[1]),
+            Dim.floordiv(width, heads),
+        )
     if ctx.int_attr("past_present_share_buffer", 0):
         present = None
     return [Fact((*source[:2], width), dtype), Fact(present, dtype)]
 
 
 def _value_width(ctx: Context) -> Dim | None:
-    """The features of the values: the third of `qkv_hidden_sizes`, else a third of the columns of the weights."""
+    """The features of the values: the third of `qkv_hidden_sizes`, else a third of the columns of
+    the weights."""
     sizes, weights = ctx.ints_attr("qkv_hidden_sizes"), ctx.shape(1, rank=2)
     if sizes and any(sizes):
         return Dim(sizes[2])
@@ -95,7 +105,10 @@ def _paged(ctx: Context) -> list[Fact]:
         if (given := ctx.int_attr("v_head_size", 0)) > 0:
             size = Dim(given)
         out = (query[0], size * heads)
-    return [Fact(out, ctx.dtype(0)), *(Fact(ctx.shape(index), ctx.dtype(index)) for index in (3, 4))]
+    return [
+        Fact(out, ctx.dtype(0)),
+        *(Fact(ctx.shape(index), ctx.dtype(index)) for index in (3, 4)),
+    ]
 
 
 @rule("DynamicSparseAttention", domain=_DOMAIN)

@@ -1,5 +1,5 @@
-"""The places where Slice and Pad cut. Their parameters were attributes in older opsets and are inputs in newer
-ones."""
+"""The places where Slice and Pad cut. Their parameters were attributes in older opsets and are
+inputs in newer ones."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ NO_PADS = (Dim(0), Dim(0))
 
 
 def slice_bounds(node: ir.Node, known: Known, rank: int) -> list[tuple[int, Dim, int]] | None:
-    """(axis, start, step) for each axis that a Slice of any opset cuts. None when one of them is unknown, or when an
-    axis is out of range."""
+    """(axis, start, step) for each axis that a Slice of any opset cuts. None when one of them is
+    unknown, or when an axis is out of range."""
     numbers = _vectors(node, known)
     if numbers is None:
         return None
@@ -33,7 +33,8 @@ _Vectors = tuple[Sequence[Dim], Sequence[Dim], Sequence[Dim]]
 
 
 def _vectors(node: ir.Node, known: Known) -> _Vectors | None:
-    """The axes, starts and steps of a Slice of any opset. None where a number that is given is unknown."""
+    """The axes, starts and steps of a Slice of any opset. None where a number that is given is
+    unknown."""
     if "starts" in node.attributes:
         return _attributes(node)
     vectors: list[tuple[Dim, ...] | None] = []
@@ -70,8 +71,8 @@ def _numbers(value: ir.Value | None, known: Known) -> tuple[Dim, ...] | None:
 
 
 def pads_of(node: ir.Node, known: Known) -> tuple[Dim, ...] | None:
-    """The numbers of elements that a Pad of any opset adds: before each dimension of its list, and then behind each
-    dimension. None where they are unknown."""
+    """The numbers of elements that a Pad of any opset adds: before each dimension of its list, and
+    then behind each dimension. None where they are unknown."""
     attr, given = node.attributes.get("pads"), input_of(node, 1)
     if attr is not None:
         return tuple(map(Dim, attr.as_ints()))
@@ -82,8 +83,8 @@ def pads_of(node: ir.Node, known: Known) -> tuple[Dim, ...] | None:
 
 
 def pads_along(node: ir.Node, known: Known, rank: int) -> dict[int, tuple[Dim, Dim]] | None:
-    """How many elements a Pad puts before and behind each axis that it names, counted from the front; None where that
-    is unknown."""
+    """How many elements a Pad puts before and behind each axis that it names, counted from the
+    front; None where that is unknown."""
     pads, named = pads_of(node, known), input_of(node, 3)
     axes = tuple(map(Dim, range(rank))) if named is None else _numbers(named, known)
     if pads is None or axes is None or len(pads) != 2 * len(axes):
@@ -95,7 +96,8 @@ def pads_along(node: ir.Node, known: Known, rank: int) -> dict[int, tuple[Dim, D
 
 
 def filler_of(node: ir.Node, known: Known) -> float | None:
-    """The number that a Pad puts around a tensor; None where it is unknown, or where it copies elements."""
+    """The number that a Pad puts around a tensor; None where it is unknown, or where it copies
+    elements."""
     value = input_of(node, 2)
     if text_attr(node, "mode", "constant") != "constant":
         return None
@@ -103,7 +105,8 @@ def filler_of(node: ir.Node, known: Known) -> float | None:
 
 
 def slice_start(node: ir.Node | None, axis: int, rank: int, known: Known) -> Dim | None:
-    """Where a Slice with steps of 1 begins along an axis; None for other nodes, and where that is unknown."""
+    """Where a Slice with steps of 1 begins along an axis; None for other nodes, and where that is
+    unknown."""
     bounds = slice_bounds(node, known, rank) if is_op(node, "Slice") else None
     if bounds is None or any(step != 1 for _, _, step in bounds):
         return None

@@ -50,8 +50,8 @@ INTEGER_RANGES = {
 def does_not_overflow(content: Content, dtype: ir.DataType | None) -> bool:
     """Whether the integers stay inside the dtype, so that arithmetic on them does not wrap around.
 
-    Sizes and products of sizes are taken to fit 32 bits, because ONNX Runtime's own shape arithmetic breaks beyond
-    that. Narrower types hold only constants.
+    Sizes and products of sizes are taken to fit 32 bits, because ONNX Runtime's own shape
+    arithmetic breaks beyond that. Narrower types hold only constants.
     """
     if dtype not in INTEGER_RANGES:
         return False
@@ -60,7 +60,9 @@ def does_not_overflow(content: Content, dtype: ir.DataType | None) -> bool:
         value = dim.const
         if value is None:
             narrow = bounds[1] < 2**31 - 1
-            if dtype != ir.DataType.BOOL and (narrow or (bounds[0] == 0 and not dim.is_at_least(0))):
+            if dtype != ir.DataType.BOOL and (
+                narrow or (bounds[0] == 0 and not dim.is_at_least(0))
+            ):
                 return False
         elif not bounds[0] <= value <= bounds[1]:
             return False
@@ -68,7 +70,8 @@ def does_not_overflow(content: Content, dtype: ir.DataType | None) -> bool:
 
 
 def is_float(content: Content) -> bool:
-    """Whether the content is floating point (an array in its dtype) and not integers (Dim objects)."""
+    """Whether the content is floating point (an array in its dtype) and not integers (Dim
+    objects)."""
     return content.dtype != object
 
 
@@ -113,7 +116,8 @@ def _both(a: bool | None, b: bool | None) -> bool | None:
 
 
 def _sign(dim: Dim) -> Dim:
-    """1 above 0, -1 below. torch divides a size by rounding down where its sign is 1, and otherwise corrects it."""
+    """1 above 0, -1 below. torch divides a size by rounding down where its sign is 1, and otherwise
+    corrects it."""
     if dim.is_at_least(1):
         return Dim(1)
     if (-dim).is_at_least(1):
@@ -171,8 +175,8 @@ _FLOAT: dict[str, Callable[..., Any]] = {
 
 
 def fold(op: str, *operands: Content | None) -> Content | None:
-    """The element-wise result on known contents: symbolic for integers, in their dtype for floats. None when
-    unknown."""
+    """The element-wise result on known contents: symbolic for integers, in their dtype for floats.
+    None when unknown."""
     known = without_none(operands)
     if len(known) < len(operands) or not _are_followed(known):
         return None
@@ -208,7 +212,21 @@ def _fold_floats(op: str, operands: Sequence[Content]) -> Content | None:
 
 ORDERINGS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 COMPARISONS = ("Equal", *ORDERINGS)
-_UNARY = ("Neg", "Abs", "Sign", "Sqrt", "Reciprocal", "Exp", "Log", "Tanh", "Floor", "Ceil", "Not", "IsNaN", "IsInf")
+_UNARY = (
+    "Neg",
+    "Abs",
+    "Sign",
+    "Sqrt",
+    "Reciprocal",
+    "Exp",
+    "Log",
+    "Tanh",
+    "Floor",
+    "Ceil",
+    "Not",
+    "IsNaN",
+    "IsInf",
+)
 _LOGIC = ("And", "Or", "Xor", "Not", "IsNaN", "IsInf")
 TRUTHS = dict.fromkeys((*COMPARISONS, *_LOGIC), ir.DataType.BOOL)
 """The type of the operators that make truth values."""
@@ -225,7 +243,10 @@ def _result(ctx: Context, op: str, count: int, dtype: ir.DataType | None) -> Fac
 
 def _result_content(ctx: Context, op: str, count: int) -> Content | None:
     """The content of the result of an operator of so many operands; None where it is unknown."""
-    if op == "IsInf" and (ctx.int_attr("detect_negative", 1), ctx.int_attr("detect_positive", 1)) != (1, 1):
+    if op == "IsInf" and (
+        ctx.int_attr("detect_negative", 1),
+        ctx.int_attr("detect_positive", 1),
+    ) != (1, 1):
         return None
     content = ctx.content(0)
     if op in _UNARY:
@@ -248,7 +269,17 @@ _VARIADIC = ("Min", "Max", "Sum", "Mean")
 _ACTIVATIONS = (
     *(*_UNARY, "Round", "Erf", "BitwiseNot"),
     *("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh"),
-    *("Sigmoid", "HardSigmoid", "HardSwish", "Relu", "LeakyRelu", "ThresholdedRelu", "Elu", "Selu", "Celu"),
+    *(
+        "Sigmoid",
+        "HardSigmoid",
+        "HardSwish",
+        "Relu",
+        "LeakyRelu",
+        "ThresholdedRelu",
+        "Elu",
+        "Selu",
+        "Celu",
+    ),
     *("Softplus", "Softsign", "Mish", "Gelu", "Swish", "Shrink"),
 )
 WRITERS = ("ScatterND", "ScatterElements", "Scatter", "TensorScatter")
@@ -257,12 +288,14 @@ POINTWISE = (
     *(*_BINARY, *_VARIADIC, *_ACTIVATIONS),
     *("Identity", "Cast", "Clip", "Pow", "Mod", "Where"),
 )
-"""Each element of the result is made of one element of each operand. The operands are broadcast as in NumPy."""
+"""Each element of the result is made of one element of each operand. The operands are broadcast as
+in NumPy."""
 
 
 @rule("SwiGLU")
 def _swiglu(ctx: Context) -> Fact:
-    return Fact(ctx.shape(0) or ctx.shape(1), ctx.dtype(0) or ctx.dtype(1))  # equal: nothing is broadcast
+    # equal: nothing is broadcast
+    return Fact(ctx.shape(0) or ctx.shape(1), ctx.dtype(0) or ctx.dtype(1))
 
 
 @rule(*_BINARY)
@@ -287,7 +320,14 @@ def _unary(ctx: Context) -> Fact:
     return _result(ctx, op, 1, TRUTHS.get(op) or ctx.dtype(0))
 
 
-@rule("Softmax", "LogSoftmax", "Hardmax", "InstanceNormalization", "GroupNormalization", "LpNormalization")
+@rule(
+    "Softmax",
+    "LogSoftmax",
+    "Hardmax",
+    "InstanceNormalization",
+    "GroupNormalization",
+    "LpNormalization",
+)
 @rule("LRN", "MeanVarianceNormalization", "CumSum", "Bernoulli")
 @rule(*WRITERS)
 def _shape_of_first(ctx: Context) -> Fact:
@@ -310,7 +350,12 @@ def _keeps(ctx: Context) -> list[Fact]:
 def _pow(ctx: Context) -> Fact:
     shape = broadcast(ctx.shape(0), ctx.shape(1))
     base, exponent = ctx.content(0), ctx.content(1)
-    if base is None or exponent is None or not is_float(base) or not base.size == exponent.size == 1:
+    if (
+        base is None
+        or exponent is None
+        or not is_float(base)
+        or not base.size == exponent.size == 1
+    ):
         return Fact(shape, ctx.dtype(0))
     power = _floats(exponent, base.dtype)
     if power is None:
@@ -336,7 +381,13 @@ def _where(ctx: Context) -> Fact:
     shape = broadcast(ctx.shape(0), ctx.shape(1), ctx.shape(2))
     dtype = ctx.dtype(1) or ctx.dtype(2)
     condition, x, y = ctx.content(0), ctx.content(1), ctx.content(2)
-    if condition is None or x is None or y is None or is_float(condition) or is_float(x) != is_float(y):
+    if (
+        condition is None
+        or x is None
+        or y is None
+        or is_float(condition)
+        or is_float(x) != is_float(y)
+    ):
         return Fact(shape, dtype)
     try:
         size = np.broadcast(condition, x, y).size
@@ -389,8 +440,8 @@ def cast(content: Content | None, source: ir.DataType | None, to: ir.DataType) -
 
 
 def _integers(content: Content, to: ir.DataType) -> Content | None:
-    """The content as integers of a type; None where the type does not hold them: a Cast out of range is undefined
-    behaviour."""
+    """The content as integers of a type; None where the type does not hold them: a Cast out of
+    range is undefined behaviour."""
     if not is_float(content):
         if not does_not_overflow(content, to):
             return None
@@ -414,7 +465,8 @@ def _floats(content: Content, dtype: Any) -> Content | None:
 
 
 def bare(condition: ir.Value, known: Known) -> tuple[ir.Value, bool]:
-    """A condition without the casts of booleans and negations around it, and whether these negate it."""
+    """A condition without the casts of booleans and negations around it, and whether these negate
+    it."""
     value, negated = condition, False
     while is_op(node := value.producer(), "Cast", "Identity", "Not"):
         source = operand_at(node, 0)
@@ -430,8 +482,8 @@ NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
 
 
 def unchanged_operand(node: ir.Node, known: Known) -> ir.Value | None:
-    """The operand that a sum with 0, or a product or quotient with 1, gives as it is, if the result is as large; None
-    for other nodes."""
+    """The operand that a sum with 0, or a product or quotient with 1, gives as it is, if the result
+    is as large; None for other nodes."""
     orders = operand_orders(node, *NEUTRAL)
     for tensor, number in orders if is_op(node, "Add", "Mul") else orders[:1]:
         as_large = known.shape(tensor) == known.shape(node.outputs[0]) is not None
@@ -441,9 +493,9 @@ def unchanged_operand(node: ir.Node, known: Known) -> ir.Value | None:
 
 
 def drops_nothing(node: ir.Node | None) -> TypeGuard[ir.Node]:
-    """Is a node a Dropout that passes its input on? Its training_mode is absent or constant false, an is_test is 1, or
-    its ratio is constant 0: ONNX Runtime then copies the input, NaN and infinities included, and keeps everything in
-    the mask."""
+    """Is a node a Dropout that passes its input on? Its training_mode is absent or constant false,
+    an is_test is 1, or its ratio is constant 0: ONNX Runtime then copies the input, NaN and
+    infinities included, and keeps everything in the mask."""
     if not is_op(node, "Dropout"):
         return False
     ratio = constant(input_of(node, 1), limit=1)

@@ -86,7 +86,9 @@ def _reverse_sequence(ctx: Context) -> Fact:
 def _non_zero(ctx: Context) -> Fact:
     flags = if_known(_known_flags, ctx.content(0))
     if flags is not None:
-        return content_fact(dim_array(np.stack(np.nonzero(flags)).astype(object)), ir.DataType.INT64)
+        return content_fact(
+            dim_array(np.stack(np.nonzero(flags)).astype(object)), ir.DataType.INT64
+        )
     rank = rank_of(ctx.shape(0))
     if rank is None:
         return Fact(fresh(2), ir.DataType.INT64)

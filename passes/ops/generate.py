@@ -45,8 +45,11 @@ def tensor_fact(tensor: ir.TensorProtocol) -> Fact:
 
 @functools.lru_cache(1 << 12)
 def _raw_fact(data_type: int, dims: tuple[int, ...], data: bytes) -> Fact:
-    """`tensor_fact` of raw data, with a cache: TorchScript writes the same few constants thousands of times."""
-    return _fact(ir.serde.TensorProtoTensor(onnx.TensorProto(data_type=data_type, dims=dims, raw_data=data)))
+    """`tensor_fact` of raw data, with a cache: TorchScript writes the same few constants thousands
+    of times."""
+    return _fact(
+        ir.serde.TensorProtoTensor(onnx.TensorProto(data_type=data_type, dims=dims, raw_data=data))
+    )
 
 
 def _fact(tensor: ir.TensorProtocol) -> Fact:
@@ -78,7 +81,10 @@ def _constant(ctx: Context) -> Fact:
         ("value_int", lambda value: content_fact(dim_array(value), ir.DataType.INT64)),
         ("value_ints", lambda value: content_fact(dim_array(list(value)), ir.DataType.INT64)),
         ("value_float", lambda value: content_fact(np.array(value, np.float32), ir.DataType.FLOAT)),
-        ("value_floats", lambda value: content_fact(np.array(value, np.float32), ir.DataType.FLOAT)),
+        (
+            "value_floats",
+            lambda value: content_fact(np.array(value, np.float32), ir.DataType.FLOAT),
+        ),
     ):
         value = ctx.attr(name)
         if value is not None:
@@ -137,13 +143,15 @@ def _range(ctx: Context) -> Fact:
     count, content = length.const, ctx.content(0)
     are_integers = content is not None and content.dtype == object
     if are_integers and count is not None and count <= LIMIT:
-        return content_fact(_vector([start + delta * index for index in range(count)]), ctx.dtype(0))
+        return content_fact(
+            _vector([start + delta * index for index in range(count)]), ctx.dtype(0)
+        )
     return Fact((length,), ctx.dtype(0))
 
 
 def _range_bound(content: Content | None) -> Dim | None:
-    """The start, limit or step of a Range, if it is an integer, or a float that is a small integer: only these are
-    counted exactly. Others, or NaN, may give one step more or less."""
+    """The start, limit or step of a Range, if it is an integer, or a float that is a small integer:
+    only these are counted exactly. Others, or NaN, may give one step more or less."""
     number = None if content is None or content.size != 1 else content.reshape(-1)[0]
     if number is None or isinstance(number, Dim):
         return number

@@ -19,11 +19,11 @@ from fa_compiler.passes.ops.context import (
 
 CONTRIB = "com.microsoft"
 NCHWC = "com.microsoft.nchwc"
-"""ONNX Runtime's blocked layout, which it saves with all optimisations. A tensor in it keeps its dimensions; only the
-number of channels is rounded up."""
+"""ONNX Runtime's blocked layout, which it saves with all optimisations. A tensor in it keeps its
+dimensions; only the number of channels is rounded up."""
 PRODUCTS = ("MatMul", "Gemm", "Einsum")
-"""Products of tensors that sum over an axis. Quantised ones, convolutions and those of other domains have more
-operands, or attributes."""
+"""Products of tensors that sum over an axis. Quantised ones, convolutions and those of other
+domains have more operands, or attributes."""
 
 
 def matmul_shape(left: Shape | None, right: Shape | None) -> Shape | None:
@@ -66,8 +66,8 @@ def _einsum(ctx: Context) -> Fact:
 
 
 def einsum_terms(equation: str) -> tuple[list[str], str]:
-    """The terms of the operands and of the result. A result that is not written has the letters that occur once, in the
-    order of the alphabet, behind an ellipsis if there is one."""
+    """The terms of the operands and of the result. A result that is not written has the letters
+    that occur once, in the order of the alphabet, behind an ellipsis if there is one."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     if not arrow:
         letters = left.replace(",", "").replace(".", "")
@@ -89,13 +89,15 @@ class _EinsumSizes:
         middle = self.ellipsis if dots else ()
         if middle is None:
             return None
-        first, last = ([self.letters.get(letter) or Dim.fresh() for letter in part] for part in (before, after))
+        first, last = (
+            [self.letters.get(letter) or Dim.fresh() for letter in part] for part in (before, after)
+        )
         return (*first, *middle, *last)
 
 
 def _einsum_sizes(ctx: Context, terms: Sequence[str]) -> _EinsumSizes | None:
-    """The sizes that the operands give; None where there are other operands than terms, or one has another rank than
-    its term."""
+    """The sizes that the operands give; None where there are other operands than terms, or one has
+    another rank than its term."""
     if len(terms) != len(ctx.facts):
         return None
     sizes = _EinsumSizes({}, ())
@@ -141,14 +143,16 @@ def window_shape(ctx: Context, weights_index: int | None) -> Shape | None:
     windows = _windows(ctx, weights, len(shape) - 2)
     if windows is None:
         return (shape[0], channels, *fresh(len(shape) - 2))
-    lengths = (window.count(length, is_pool) for window, length in zip(windows, shape[2:], strict=True))
+    lengths = (
+        window.count(length, is_pool) for window, length in zip(windows, shape[2:], strict=True)
+    )
     return (shape[0], channels, *lengths)
 
 
 @dataclass(frozen=True)
 class _Window:
-    """The windows along one axis. `length` counts the gaps of a dilation; `same` pads as many elements as keep the
-    length, but for the stride."""
+    """The windows along one axis. `length` counts the gaps of a dilation; `same` pads as many
+    elements as keep the length, but for the stride."""
 
     length: Dim
     stride: int
@@ -163,30 +167,36 @@ class _Window:
             return Dim.ceildiv(axis, self.stride)
         reach = axis + self.before + self.after - self.length
         if self.rounds_up:
-            # A last window that begins behind the axis counts in some versions only. A window of this length never
-            # begins there. ONNX Runtime refuses negative results.
+            # A last window that begins behind the axis counts in some versions only. A window of
+            # this length never begins there. ONNX Runtime refuses negative results.
             whole = (self.length - self.stride - self.after).is_at_least(0)
             return Dim.ceildiv(reach, self.stride) + 1 if whole else Dim.fresh()
         if not is_pool or reach.is_at_least(0):
             return Dim.floordiv(reach, self.stride) + 1
-        # A window may be longer than its axis in a pool. ONNX Runtime rounds the negative rest toward zero.
+        # A window may be longer than its axis in a pool. ONNX Runtime rounds the negative rest
+        # toward zero.
         return Dim.max(Dim.truncdiv(reach, self.stride) + 1, 0)
 
 
 def _windows(ctx: Context, weights: Shape | None, spatial: int) -> list[_Window] | None:
-    """The windows along each axis; None where they are unknown, or where ONNX Runtime differs from ONNX."""
+    """The windows along each axis; None where they are unknown, or where ONNX Runtime differs from
+    ONNX."""
     kernel = _kernel(ctx, weights)
     strides = ctx.ints_attr("strides") or [1] * spatial
     dilations = ctx.ints_attr("dilations") or [1] * spatial
     pads = ctx.ints_attr("pads") or [0] * (2 * spatial)
-    if kernel is None or not len(kernel) == len(strides) == len(dilations) == len(pads) // 2 == spatial:
+    if (
+        kernel is None
+        or not len(kernel) == len(strides) == len(dilations) == len(pads) // 2 == spatial
+    ):
         return None
     mode, rounds_up = ctx.attr("auto_pad") or "NOTSET", ctx.int_attr("ceil_mode", 0) != 0
     same = mode in ("SAME_UPPER", "SAME_LOWER")
     if rounds_up and mode not in ("NOTSET", "VALID"):
         return None
     if same and set(dilations) != {1}:
-        # ONNX Runtime ignores the dilation when it pads, so it gives fewer elements than ONNX defines.
+        # ONNX Runtime ignores the dilation when it pads, so it gives fewer elements than ONNX
+        # defines.
         return None
     if mode != "NOTSET":
         pads = [0] * (2 * spatial)
@@ -219,7 +229,11 @@ def _conv_transpose(ctx: Context, shape: Shape) -> Shape | None:
 def _resize(ctx: Context, shape: Shape) -> Shape:
     sizes = ctx.dims(3)
     plain = ctx.attr("axes") is None and ctx.attr("keep_aspect_ratio_policy") in (None, "stretch")
-    return tuple(sizes) if sizes is not None and len(sizes) == len(shape) and plain else fresh(len(shape))
+    return (
+        tuple(sizes)
+        if sizes is not None and len(sizes) == len(shape) and plain
+        else fresh(len(shape))
+    )
 
 
 @shape_rule("ReorderInput", domain=NCHWC, rank=4)

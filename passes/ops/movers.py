@@ -1,5 +1,6 @@
-"""The operators that only move the elements of their first input, by what they cost, for all modules that look through
-them. Which operators they are, and where they move what, is in moves.py and beside the rules for their shapes.
+"""The operators that only move the elements of their first input, by what they cost, for all
+modules that look through them. Which operators they are, and where they move what, is in moves.py
+and beside the rules for their shapes.
 
     group       elements                        costs at run time
     ----------  ------------------------------  ------------------------
@@ -41,14 +42,17 @@ PICKS = operators_of(Picked, PickedPoints, PickedElements)
 """Those that have a tensor of indices."""
 MOVES = operators_that(lambda form: not issubclass(form, Converted))
 """All operators that only move elements, whatever their operands are."""
-ARRAY_MOVES = operators_that(lambda form: not issubclass(form, Same) and form.on_arrays is not Move.on_arrays)
-"""Those of them whose form knows the move of an array (`on_arrays`), but for Identity, which leaves it as it is."""
+ARRAY_MOVES = operators_that(
+    lambda form: not issubclass(form, Same) and form.on_arrays is not Move.on_arrays
+)
+"""Those of them whose form knows the move of an array (`on_arrays`), but for Identity, which leaves
+it as it is."""
 COPIES = (*operators_of(Permuted), *REPEATS, "Concat", *operators_of(Picked))
-"""The operators that copy when they make a layout. Concat and Gather are meant where they repeat or pick whole
-parts."""
+"""The operators that copy when they make a layout. Concat and Gather are meant where they repeat or
+pick whole parts."""
 
 
 def element_source(value: ir.Value, *more: str) -> ir.Value:
-    """The source of a value's elements: the value upstream of the operators that move them and of those of the types
-    `more`."""
+    """The source of a value's elements: the value upstream of the operators that move them and of
+    those of the types `more`."""
     return source_through(value, *MOVES, *more)

@@ -24,19 +24,22 @@ The form of a move says which element of its source stands at an index i of the 
     Shuffled        DepthToSpace, SpaceToDepth              each one once, at a place that no analysis asks for
     Reversed        ReverseSequence                         i; the first rows of a batch entry from their end
 
-The operators are listed beside the rules for their shapes, by `mover`. What an analysis needs of a move is one of the
-methods of `Move`; a form that cannot answer gives None, which is always sound:
+The operators are listed beside the rules for their shapes, by `mover`. What an analysis needs of a
+move is one of the methods of `Move`; a form that cannot answer gives None, which is always sound:
 
     place            positions   the index in the source of the element at an index of the result
     arrangement      layouts     the axes of the result's dimensions, given those of the source
-    carrier          narrowing   the dimension of the source along which the result's dimension runs, if it does
-    operands_along   sharding    the dimensions of all inputs along which the result's dimension runs
+    carrier          narrowing   the dimension of the source along which the result's dimension
+                                 runs, if it does
+    operands_along   sharding    the dimensions of all inputs along which the result's dimension
+                                 runs
     keeps_everything             is the result the source, element by element?
     on_arrays        linear      the move of an array with the numbers of one run
                      attention
 
-Adding 0 keeps every number, NaN and infinities included, but for -0, which becomes 0. A sum of products that begins at
-0 is the same with either, and so is a comparison with 0; nothing that reads a move divides by its numbers.
+Adding 0 keeps every number, NaN and infinities included, but for -0, which becomes 0. A sum of
+products that begins at 0 is the same with either, and so is a comparison with 0; nothing that reads
+a move divides by its numbers.
 """
 
 from __future__ import annotations
@@ -89,8 +92,8 @@ END = (1 << 31) - 1
 
 
 class Reader(Protocol):
-    """What `place` needs: shapes in the runs that matter, and the numbers in the indices of a Gather. An element that
-    is made of several ones needs the number that all of them are."""
+    """What `place` needs: shapes in the runs that matter, and the numbers in the indices of a
+    Gather. An element that is made of several ones needs the number that all of them are."""
 
     @property
     def info(self) -> Known: ...
@@ -122,11 +125,13 @@ class Move:
 
     @property
     def is_layout(self) -> bool:
-        """Does every element of the source have a place in the result that depends on sizes alone?"""
+        """Does every element of the source have a place in the result that depends on sizes
+        alone?"""
         return False
 
     def place(self, index: Index, own: Shape, shape: Shape, reader: Reader) -> Index | None:
-        """The index in the source, of shape `own`, of the element at `index` of the result, of this shape."""
+        """The index in the source, of shape `own`, of the element at `index` of the result, of this
+        shape."""
         return None
 
     def arrangement(self, dims: Arrangement, space: AxisSpace, known: Known) -> Arrangement | None:
@@ -134,13 +139,14 @@ class Move:
         return None
 
     def carrier(self, dim: int, known: Known) -> int | None:
-        """The dimension of the source that a dimension of the result runs along; ALIKE where the result is the same
-        all along it; None when neither is known."""
+        """The dimension of the source that a dimension of the result runs along; ALIKE where the
+        result is the same all along it; None when neither is known."""
         return None
 
     def operands_along(self, dim: int, known: Known) -> Mapping[int, int] | None:
-        """The inputs that run along a dimension of the result, by their numbers, each with its own dimension. A part of
-        the result is made of the same part of these inputs, and of all of the others. None when that is unknown."""
+        """The inputs that run along a dimension of the result, by their numbers, each with its own
+        dimension. A part of the result is made of the same part of these inputs, and of all of the
+        others. None when that is unknown."""
         own = self.carrier(dim, known)
         if own is None or own == ALIKE:
             return None
@@ -151,7 +157,8 @@ class Move:
         return False
 
     def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
-        """The move of an array of this shape, in a run with these integers; None where the form has none."""
+        """The move of an array of this shape, in a run with these integers; None where the form has
+        none."""
         return None
 
 
@@ -231,8 +238,8 @@ class Regrouped(Move):
     is_layout = True
 
     def place(self, index: Index, own: Shape, shape: Shape, reader: Reader) -> Index | None:
-        """Dimensions are taken apart where the sizes of all but the first of them are numbers: heads that are folded
-        into the batch are addressed as 4 b + h."""
+        """Dimensions are taken apart where the sizes of all but the first of them are numbers:
+        heads that are folded into the batch are addressed as 4 b + h."""
         given = [(size, place) for size, place in zip(shape, index, strict=True) if size.const != 1]
         wanted = [size for size in own if size.const != 1]
         places: list[Affine] = []
@@ -254,26 +261,34 @@ class Regrouped(Move):
         target = self._target(dims, space, known)
         return None if target is None else self._regrouped(dims, target, space)
 
-    def _regrouped(self, dims: Arrangement, target: tuple[Dim, ...], space: AxisSpace) -> Arrangement | None:
+    def _regrouped(
+        self, dims: Arrangement, target: tuple[Dim, ...], space: AxisSpace
+    ) -> Arrangement | None:
         """The axes of the result's dimensions, which have these sizes."""
         if tuple(map(space.size, dims)) == target:
             return dims
         return space.reshape(dims, target) or counted(space, dims, target)
 
     def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
-        sizes, keeps_zero = listed(self.node, "shape", integers(1)), bool(int_attr(self.node, "allowzero", 0))
+        sizes, keeps_zero = (
+            listed(self.node, "shape", integers(1)),
+            bool(int_attr(self.node, "allowzero", 0)),
+        )
         if sizes is None:
             return None
-        copied = [size == 0 and not keeps_zero and axis < len(shape) for axis, size in enumerate(sizes)]
-        target = [shape[axis] if copied[axis] else size for axis, size in enumerate(sizes)]  # -1 for what is left
+        copied = [
+            size == 0 and not keeps_zero and axis < len(shape) for axis, size in enumerate(sizes)
+        ]
+        # -1 for what is left
+        target = [shape[axis] if copied[axis] else size for axis, size in enumerate(sizes)]
         return lambda array: array.reshape(target)
 
     def _target(self, dims: Arrangement, space: AxisSpace, known: Known) -> tuple[Dim, ...] | None:
         """The sizes of the result, written in the sizes of the source's arrangement.
 
-        The source's own sizes differ from those where a mask was added whose sizes have other names: the size of the
-        sum is then the broadcast of both. It is the arrangement's size in every run in which the mask does not enlarge
-        the scores.
+        The source's own sizes differ from those where a mask was added whose sizes have other
+        names: the size of the sum is then the broadcast of both. It is the arrangement's size in
+        every run in which the mask does not enlarge the scores.
         """
         target, source = known.shape(self.result), known.shape(self.source)
         if target is None or source is None or len(source) != len(dims):
@@ -283,7 +298,11 @@ class Regrouped(Move):
             walked = space.size(dim)
             for atom in (atom for atom in size.atoms if atom.op == "broadcast"):
                 parts = [*atom.args, *[walked] * _is_part(walked, atom)]
-                own.update((atom, part) for part in parts if size.substitute({atom: part}) == walked != size)
+                own.update(
+                    (atom, part)
+                    for part in parts
+                    if size.substitute({atom: part}) == walked != size
+                )
         return tuple(size.substitute(own) for size in target)
 
 
@@ -304,7 +323,8 @@ class WithUnits(Regrouped):
         return places_of(self.node, rank, limit=MANY_AXES)
 
     def _others(self, known: Known) -> list[int] | None:
-        """The axes of the other dimensions in the tensor that has more of them; None where they are unknown."""
+        """The axes of the other dimensions in the tensor that has more of them; None where they are
+        unknown."""
         own, shape = known.shape(self.source), known.shape(self.result)
         if own is None or shape is None:
             return None
@@ -316,7 +336,9 @@ class WithUnits(Regrouped):
 class Inserted(WithUnits):
     """The same elements with dimensions of 1 that come."""
 
-    def _regrouped(self, dims: Arrangement, target: tuple[Dim, ...], space: AxisSpace) -> Arrangement | None:
+    def _regrouped(
+        self, dims: Arrangement, target: tuple[Dim, ...], space: AxisSpace
+    ) -> Arrangement | None:
         axes = self._axes(len(target))
         if axes is None:
             return super()._regrouped(dims, target, space)
@@ -337,11 +359,14 @@ class Inserted(WithUnits):
 class Removed(WithUnits):
     """The same elements without dimensions of 1 that go."""
 
-    def _regrouped(self, dims: Arrangement, target: tuple[Dim, ...], space: AxisSpace) -> Arrangement | None:
+    def _regrouped(
+        self, dims: Arrangement, target: tuple[Dim, ...], space: AxisSpace
+    ) -> Arrangement | None:
         axes = self._axes(len(dims))
         if not axes:  # an empty list removes every 1
             return super()._regrouped(dims, target, space)
-        # A squeezed dimension is 1 in every run that succeeds. All the same the view ends where it has axes.
+        # A squeezed dimension is 1 in every run that succeeds. All the same the view ends where it
+        # has axes.
         if any(space.resolve(dims[axis]) for axis in axes):
             return None
         return tuple(elsewhere(dims, axes))
@@ -356,10 +381,11 @@ class Removed(WithUnits):
 
 
 def counted(space: AxisSpace, dims: Arrangement, target: Sequence[Dim]) -> Arrangement | None:
-    """`reshape` with one size computed from the others, since a Reshape keeps the number of elements.
+    """`reshape` with one size computed from the others, since a Reshape keeps the number of
+    elements.
 
-    Models of tf2onnx need this. Where query and key have different names for the batch size, the Reshape after
-    their product has the larger of the two as its batch size.
+    Models of tf2onnx need this. Where query and key have different names for the batch size, the
+    Reshape after their product has the larger of the two as its batch size.
     """
     total = product(space.size(dim) for dim in dims)
     for place in range(len(target)):
@@ -371,7 +397,8 @@ def counted(space: AxisSpace, dims: Arrangement, target: Sequence[Dim]) -> Arran
 
 
 def _is_part(size: Dim, whole: Atom) -> bool:
-    """Is a size the broadcast of some, but not all, of the sizes that `whole` is the broadcast of?"""
+    """Is a size the broadcast of some, but not all, of the sizes that `whole` is the broadcast
+    of?"""
     atom = size.single_atom
     return atom is not None and atom.op == "broadcast" and set(atom.args) < set(whole.args)
 
@@ -427,7 +454,11 @@ class Stretched(Move):
     def _stretched(self, shape: Sequence[int], numbers: Sequence[int]) -> ArrayMove | None:
         """The move of an array of this shape, by the numbers of the second input."""
         target = np.broadcast_shapes(tuple(shape), tuple(numbers))
-        return None if math.prod(target) > LARGEST_ARRAY else lambda array: np.broadcast_to(array, target)
+        return (
+            None
+            if math.prod(target) > LARGEST_ARRAY
+            else lambda array: np.broadcast_to(array, target)
+        )
 
 
 class Tiled(Stretched):
@@ -465,15 +496,19 @@ class Cut(Move):
         return dim
 
     def keeps_everything(self, known: Known) -> bool:
-        """A Slice does if its result is proven to be as large as its source, and its steps are positive."""
+        """A Slice does if its result is proven to be as large as its source, and its steps are
+        positive."""
         steps = input_of(self.node, 4)
         content = () if steps is None else known.content(steps)
         forwards = isinstance(content, tuple) and all(step.is_at_least(1) for step in content)
         return forwards and known.shape(self.result) == known.shape(self.source) is not None
 
     def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
-        """None for a reversed Slice with an end beyond all elements: ONNX and ONNX Runtime read it in two ways."""
-        starts, ends = (listed(self.node, name, integers(place)) for name, place in (("starts", 1), ("ends", 2)))
+        """None for a reversed Slice with an end beyond all elements: ONNX and ONNX Runtime read it
+        in two ways."""
+        starts, ends = (
+            listed(self.node, name, integers(place)) for name, place in (("starts", 1), ("ends", 2))
+        )
         if starts is None or ends is None:
             return None
         axes = listed(self.node, "axes", integers(3)) or tuple(range(len(starts)))
@@ -487,8 +522,8 @@ class Cut(Move):
 
 
 def from_front(start: Dim, size: Dim) -> Dim:
-    """The place along a dimension at which a Slice begins. Where it counts from the end, that may be in front of the
-    dimension: it begins at the first element then."""
+    """The place along a dimension at which a Slice begins. Where it counts from the end, that may
+    be in front of the dimension: it begins at the first element then."""
     if (-size - start).is_at_least(0):
         return Dim(0)
     return size + start if (start.const or 0) < 0 else start
@@ -518,7 +553,8 @@ class Picked(Move):
         return (*index[:axis], part, *index[axis + len(places) :])
 
     def arrangement(self, dims: Arrangement, space: AxisSpace, known: Known) -> Arrangement | None:
-        """Known of indices 0 0 1 1 ... and 0 1 ... 0 1 ...: the repeated heads of grouped attention."""
+        """Known of indices 0 0 1 1 ... and 0 1 ... 0 1 ...: the repeated heads of grouped
+        attention."""
         if self.repeats is None:
             return None
         axis, (size, times, in_turns) = int_attr(self.node, "axis", 0), self.repeats
@@ -542,7 +578,8 @@ class Picked(Move):
 
     @property
     def repeats(self) -> tuple[int, int, bool] | None:
-        """The size of the dimension that constant indices repeat, how often, and whether as a whole; else None."""
+        """The size of the dimension that constant indices repeat, how often, and whether as a
+        whole; else None."""
         indices = constant(input_of(self.node, 1), limit=1 << 12)
         if indices is None or indices.ndim != 1 or indices.size == 0 or indices.min() != 0:
             return None
@@ -569,7 +606,9 @@ class PickedPoints(Move):
         if depth.const is None or depth.const > len(own):
             return None
         numbers = (Affine.number(k, reader.rank) for k in range(depth.const))
-        first = all_known(as_integer(reader.number(indices, (*index[: len(points)], k))) for k in numbers)
+        first = all_known(
+            as_integer(reader.number(indices, (*index[: len(points)], k))) for k in numbers
+        )
         if first is None or not all(place.is_natural for place in first):
             return None
         return (*first, *index[len(points) :])
@@ -595,8 +634,8 @@ class PickedElements(Move):
     """Single elements, by a tensor of indices."""
 
     def operands_along(self, dim: int, known: Known) -> Mapping[int, int] | None:
-        """The result has the shape of the indices. Along other dimensions than the axis the source has as many rows, or
-        more, which no index reads."""
+        """The result has the shape of the indices. Along other dimensions than the axis the source
+        has as many rows, or more, which no index reads."""
         own, indices = known.shape(self.source), known.shape(input_of(self.node, 1))
         if not own or indices is None:
             return None
@@ -629,8 +668,11 @@ class Reversed(Move):
         return dim
 
 
-def repeated(dims: Arrangement, axis: int, times: int, in_turns: bool, space: AxisSpace) -> Arrangement:
-    """The arrangement with one dimension repeated: as a whole if `in_turns`, else element by element."""
+def repeated(
+    dims: Arrangement, axis: int, times: int, in_turns: bool, space: AxisSpace
+) -> Arrangement:
+    """The arrangement with one dimension repeated: as a whole if `in_turns`, else element by
+    element."""
     place = axis % len(dims)
     own, again = dims[place], space.new(Dim(times))
     repeated = again + own if in_turns else own + again
@@ -638,7 +680,8 @@ def repeated(dims: Arrangement, axis: int, times: int, in_turns: bool, space: Ax
 
 
 def listed(node: ir.Node, name: str, numbers: np.ndarray | None) -> tuple[int, ...] | None:
-    """Integers that are an attribute in some opsets and an input in others; None where neither is given."""
+    """Integers that are an attribute in some opsets and an input in others; None where neither is
+    given."""
     attr = node.attributes.get(name)
     if attr is not None:
         return tuple(attr.as_ints())
@@ -655,12 +698,14 @@ def _python_slice(start: int, end: int, step: int, size: int) -> slice:
 
 
 def fitted(own: Shape | None, shape: Shape | None, index: Index, rank: int) -> Index | None:
-    """The index of an element in an operand of shape `own`, given its index in the result of shape `shape` to which the
-    operand is broadcast; None where the operand is not proven to fit."""
+    """The index of an element in an operand of shape `own`, given its index in the result of shape
+    `shape` to which the operand is broadcast; None where the operand is not proven to fit."""
     if own is None or shape is None or len(own) > len(shape) or len(shape) != len(index):
         return None
     places: list[Affine] = []
-    for size, wanted, place in zip(own, shape[len(shape) - len(own) :], index[len(shape) - len(own) :], strict=True):
+    for size, wanted, place in zip(
+        own, shape[len(shape) - len(own) :], index[len(shape) - len(own) :], strict=True
+    ):
         if size.const != 1 and size != wanted:
             return None
         places.append(Affine.number(0, rank) if size.const == 1 else place)
@@ -672,8 +717,11 @@ def zero(reader: Reader) -> Affine:
     return Affine.number(0, reader.rank)
 
 
-def _group(given: list[tuple[Dim, Affine]], wanted: list[Dim]) -> tuple[list[tuple[Dim, Affine]], list[Dim]] | None:
-    """Take the fewest first dimensions of both lists that have equally many elements; None where that is unproven."""
+def _group(
+    given: list[tuple[Dim, Affine]], wanted: list[Dim]
+) -> tuple[list[tuple[Dim, Affine]], list[Dim]] | None:
+    """Take the fewest first dimensions of both lists that have equally many elements; None where
+    that is unproven."""
     some, parts = [given.pop(0)], [wanted.pop(0)]
     while (made := product(size for size, _ in some)) != (whole := product(parts)):
         if given and whole.exact_div(made) is not None:
@@ -686,7 +734,8 @@ def _group(given: list[tuple[Dim, Affine]], wanted: list[Dim]) -> tuple[list[tup
 
 
 def _merged(dims: list[tuple[Dim, Affine]], reader: Reader) -> Affine | None:
-    """The place in dimensions that are merged, given the place in each of them; None where it is not linear."""
+    """The place in dimensions that are merged, given the place in each of them; None where it is
+    not linear."""
     total, stride = zero(reader), Dim(1)
     for size, place in reversed(dims):
         if place != zero(reader):
@@ -698,7 +747,8 @@ def _merged(dims: list[tuple[Dim, Affine]], reader: Reader) -> Affine | None:
 
 
 def _places_within(place: Affine, sizes: list[Dim], reader: Reader) -> list[Affine] | None:
-    """The places in dimensions of these sizes, given the place in all of them merged; None where they are not linear.
+    """The places in dimensions of these sizes, given the place in all of them merged; None where
+    they are not linear.
 
     A part of the place is the multiple of a size, and the rest is proven to be less than it.
     """
@@ -738,8 +788,8 @@ ELEMENTS: dict[str, Element] = {}
 
 
 def element(*op_types: str) -> Callable[[Element], Element]:
-    """Enter how the element at an index of the result is made, by operators that choose it from several operands, or
-    compute it from the index."""
+    """Enter how the element at an index of the result is made, by operators that choose it from
+    several operands, or compute it from the index."""
 
     def enter(function: Element) -> Element:
         ELEMENTS.update(dict.fromkeys(op_types, function))
@@ -762,7 +812,8 @@ def first_input(node: ir.Node, known: Known) -> ir.Value | None:
 
 
 def mover(*op_types: str, form: Form, source: Condition = first_input) -> None:
-    """Enter the form of operators. `source` gives what a node moves, None where the node is no move."""
+    """Enter the form of operators. `source` gives what a node moves, None where the node is no
+    move."""
     _FORMS.update(dict.fromkeys(op_types, (form, source)))
 
 
@@ -783,9 +834,14 @@ def plain_move(node: ir.Node) -> Move:
 
 
 def moved_array(move: Move, array: np.ndarray) -> np.ndarray | None:
-    """What a move makes of an array; None where its other inputs, such as a shape, are no constants, or do not fit."""
+    """What a move makes of an array; None where its other inputs, such as a shape, are no
+    constants, or do not fit."""
     inputs = enumerate(move.node.inputs)
-    others = {place: constant(value) for place, value in inputs if value is not None and value is not move.source}
+    others = {
+        place: constant(value)
+        for place, value in inputs
+        if value is not None and value is not move.source
+    }
     if any(other is None for other in others.values()):
         return None
     try:
@@ -808,4 +864,8 @@ def operators_of(*forms: Form) -> tuple[str, ...]:
 
 def operators_that(holds: Callable[[Form], bool]) -> tuple[str, ...]:
     """The operators that are moves under no condition, and for whose form something holds."""
-    return tuple(name for name, (form, condition) in _FORMS.items() if condition is first_input and holds(form))
+    return tuple(
+        name
+        for name, (form, condition) in _FORMS.items()
+        if condition is first_input and holds(form)
+    )

@@ -11,8 +11,8 @@
     moves, Split, Concat, Where               that of all operands together of which it holds elements (`passed_on`)
     Cast                                      that of the operand
 
-An operator without a rule gives any number. Sets have rules of their own kind: `passed_on`, comparisons, Where, Pad,
-Trilu and arithmetic over all pairs, rounded as the result's type rounds.
+An operator without a rule gives any number. Sets have rules of their own kind: `passed_on`,
+comparisons, Where, Pad, Trilu and arithmetic over all pairs, rounded as the result's type rounds.
 """
 
 from __future__ import annotations
@@ -69,7 +69,11 @@ from fa_compiler.passes.ops.movers import MOVES
 
 LONGEST_SUM = 2**16
 """Sums of more elements have no interval here."""
-ROUNDING = {ir.DataType.FLOAT: 2.0**-24, ir.DataType.FLOAT16: 2.0**-11, ir.DataType.BFLOAT16: 2.0**-8}
+ROUNDING = {
+    ir.DataType.FLOAT: 2.0**-24,
+    ir.DataType.FLOAT16: 2.0**-11,
+    ir.DataType.BFLOAT16: 2.0**-8,
+}
 """How far a sum is rounded at most, relatively."""
 LIMITS = ("Clip", "Min", "Max")
 NUMPY = {
@@ -93,14 +97,16 @@ def kind_of(dtype: ir.DataType | None) -> type | None:
 # -- elements that stay as they are ---------------------------------------------------------------
 
 CHOICES = {"Where": (1, 2), "ScatterND": (0, 2), "ScatterElements": (0, 2)}
-"""Operators that choose each element from one of several operands, and the places of these operands."""
+"""Operators that choose each element from one of several operands, and the places of these
+operands."""
 PASSING = (*MOVES, "Split", "Trilu", "Concat", *CHOICES)
-"""Operators whose result holds elements of operands, and no other numbers but the zeros of a Trilu. A Scatter may
-combine them instead."""
+"""Operators whose result holds elements of operands, and no other numbers but the zeros of a Trilu.
+A Scatter may combine them instead."""
 
 
 def passed_on(node: ir.Node) -> list[ir.Value]:
-    """The operands of which the result of a PASSING operator holds elements; none where it computes new ones."""
+    """The operands of which the result of a PASSING operator holds elements; none where it computes
+    new ones."""
     if not is_op(node, *PASSING) or not overwrites(node):
         return []
     if is_op(node, "Concat"):
@@ -148,7 +154,8 @@ def _of_one(function: Callable[[Bound], Bound | None]) -> IntervalRule:
 
 
 def _within(ends: Interval, *, of_finite: bool = False) -> IntervalRule:
-    """The rule of an operator whose results are between two numbers, and NaN for an infinity if `of_finite`."""
+    """The rule of an operator whose results are between two numbers, and NaN for an infinity if
+    `of_finite`."""
 
     def rule(node: ir.Node, operands: Operands) -> Bound | None:
         given = operands.of(node.inputs[0]) or UNKNOWN
@@ -165,7 +172,9 @@ INTERVALS.update(
         "Sin": _within((-1.0, 1.0), of_finite=True),
         "Cos": _within((-1.0, 1.0), of_finite=True),
         "Exp": _of_one(lambda one: rising(math.exp, one)),
-        "Softplus": _of_one(lambda one: rising(lambda x: max(x, 0.0) + math.log1p(math.exp(-abs(x))), one)),
+        "Softplus": _of_one(
+            lambda one: rising(lambda x: max(x, 0.0) + math.log1p(math.exp(-abs(x))), one)
+        ),
         "Sqrt": _of_one(root),
         "Abs": _of_one(absolute),
         "Relu": _of_one(rectified),
@@ -208,7 +217,11 @@ def _combined(node: ir.Node, operands: Operands) -> Bound | None:
     return _OF_TWO[node.op_type](one, other)
 
 
-_OF_TWO: Mapping[str, Callable[[Bound, Bound], Bound | None]] = {"Add": plus, "Mul": times, "Div": over}
+_OF_TWO: Mapping[str, Callable[[Bound, Bound], Bound | None]] = {
+    "Add": plus,
+    "Mul": times,
+    "Div": over,
+}
 
 
 @interval(*LIMITS)
@@ -229,8 +242,9 @@ def _limited(node: ir.Node, operands: Operands) -> Bound | None:
 
 
 def _limit(node: ir.Node, index: int, attribute: str, sign: int, operands: Operands) -> Interval:
-    """The interval of a limit of Clip, which is an attribute before opset 11. A limit that is absent is the largest or
-    the lowest finite number of the type. ONNX Runtime may compute 16 bits as float32, where it is that of float32."""
+    """The interval of a limit of Clip, which is an attribute before opset 11. A limit that is
+    absent is the largest or the lowest finite number of the type. ONNX Runtime may compute 16 bits
+    as float32, where it is that of float32."""
     value = input_of(node, index)
     if value is not None:
         return operands.unless_nan(value) or EVERYTHING
@@ -245,8 +259,8 @@ def _limit(node: ir.Node, index: int, attribute: str, sign: int, operands: Opera
 
 @interval("ReduceSum", "ReduceMean")
 def _reduced(node: ir.Node, operands: Operands) -> Bound | None:
-    """The interval of a sum or mean of a known number of elements. Each addition may round. None where a sum may
-    overflow."""
+    """The interval of a sum or mean of a known number of elements. Each addition may round. None
+    where a sum may overflow."""
     one = operands.of(node.inputs[0])
     count = _summed_elements(node, operands.info)
     dtype = operands.info.dtype(node.outputs[0]) or ir.DataType.UNDEFINED
@@ -287,13 +301,15 @@ def _is_whole(value: ir.Value | None, known: Known) -> bool:
 LIMIT = 6
 """Sets larger than this are given up: a mask has two values, an intermediate step a few more."""
 EXACT = 2**53
-"""Sets are made of floats, which hold every integer up to this one. Larger integers are not put into sets."""
+"""Sets are made of floats, which hold every integer up to this one. Larger integers are not put
+into sets."""
 
 ValueSet = frozenset[float]
 BOOLEAN: ValueSet = frozenset((0.0, 1.0))
 ZERO: ValueSet = frozenset((0.0,))
 SHORT_FLOATS = (np.float16, ml_dtypes.bfloat16)
-"""Types whose results may be rounded or not: ONNX Runtime may keep them in float32 from one operator to the next."""
+"""Types whose results may be rounded or not: ONNX Runtime may keep them in float32 from one
+operator to the next."""
 PAIRWISE: Mapping[str, Callable[..., np.ndarray]] = {**ARITHMETIC, **BITS, "Div": np.divide}
 
 
@@ -328,7 +344,9 @@ def _of_operands(node: ir.Node, sets: Sets) -> ValueSet | None:
 
 DECIDED: Mapping[str, Callable[..., bool]] = {**COMPARE, "Not": operator.not_}
 """The comparisons whose result follows from the numbers that the operands can hold."""
-EXACT_TYPES = frozenset((ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL))
+EXACT_TYPES = frozenset(
+    (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL)
+)
 """Types whose elements are compared as they are in the sets."""
 
 
@@ -359,7 +377,8 @@ def _cast(node: ir.Node, sets: Sets) -> ValueSet | None:
     given = np.array(sorted(source), dtype=np.float64)
     with np.errstate(all="ignore"):
         rounded: np.ndarray = given.astype(kind)
-    # Beyond the range of 16 bits ONNX Runtime gives infinity or the number, depending on later nodes.
+    # Beyond the range of 16 bits ONNX Runtime gives infinity or the number, depending on later
+    # nodes.
     beyond = np.isfinite(given) & ~np.isfinite(rounded)
     if kind in SHORT_FLOATS and beyond.any():
         return None
@@ -447,11 +466,14 @@ def _of_pairs(op: str, one: ValueSet, other: ValueSet, kind: type) -> ValueSet |
             return set_of(BITS[op](*pairs.T)) if whole else None
         results, fits = PAIRWISE[op](pairs[:, 0], pairs[:, 1]), True
         if whole:
-            # For two integers up to 2^53, float64 is close enough to see whether their sum or product fits.
+            # For two integers up to 2^53, float64 is close enough to see whether their sum or
+            # product fits.
             fits = held_by(PAIRWISE[op](*pairs.astype(np.float64).T), kind)
         elif kind in SHORT_FLOATS:
             # A result of 16 bits has to be the same in float32, which does not round it.
-            fits = bool((PAIRWISE[op](*pairs.astype(np.float32).T) == results.astype(np.float32)).all())
+            fits = bool(
+                (PAIRWISE[op](*pairs.astype(np.float32).T) == results.astype(np.float32)).all()
+            )
     if not fits:
         return None
     return set_of(results)

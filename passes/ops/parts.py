@@ -5,10 +5,10 @@
     Concat(part, ..; axis)        its operands  its result
     Split(whole; axis) -> part    its results   its operand
 
-In both the parts lie in the whole in their order, one behind the other and without a gap. So one record, `Parts`,
-serves both. It tells where an element comes from, which part of it a rank has, and where a part begins. It also tells
-that a Concat of all parts of a Split is the whole. A Concat of a single tensor, several times, is also a move
-(`Repeated`).
+In both the parts lie in the whole in their order, one behind the other and without a gap. So one
+record, `Parts`, serves both. It tells where an element comes from, which part of it a rank has, and
+where a part begins. It also tells that a Concat of all parts of a Split is the whole. A Concat of a
+single tensor, several times, is also a move (`Repeated`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,15 @@ from fa_compiler.passes.algebra.cases import Number, case
 from fa_compiler.passes.algebra.formula import Affine, Index, at_least_zero
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim, consts
-from fa_compiler.passes.ir.nodes import input_of, inputs_of, int_attr, is_op, operand_at, sole, without_none
+from fa_compiler.passes.ir.nodes import (
+    input_of,
+    inputs_of,
+    int_attr,
+    is_op,
+    operand_at,
+    sole,
+    without_none,
+)
 from fa_compiler.passes.ops.context import (
     Context,
     Fact,
@@ -40,7 +48,17 @@ from fa_compiler.passes.ops.context import (
     with_dims,
 )
 from fa_compiler.passes.ops.cuts import slice_bounds, slice_start
-from fa_compiler.passes.ops.moves import ArrayMove, Integers, Move, Reader, element, listed, mover, repeated, zero
+from fa_compiler.passes.ops.moves import (
+    ArrayMove,
+    Integers,
+    Move,
+    Reader,
+    element,
+    listed,
+    mover,
+    repeated,
+    zero,
+)
 
 CONCAT_AXIS, SPLIT_AXIS = 1, 0
 """The axes of a Concat, before opset 4, and of a Split that name none."""
@@ -94,15 +112,17 @@ def split_of(node: ir.Node | None, known: Known) -> Parts | None:
     return _parts(node, operand_at(node, 0), node.outputs, SPLIT_AXIS, known)
 
 
-def _parts(node: ir.Node, whole: ir.Value, parts: Sequence[ir.Value], default: int, known: Known) -> Parts | None:
+def _parts(
+    node: ir.Node, whole: ir.Value, parts: Sequence[ir.Value], default: int, known: Known
+) -> Parts | None:
     rank = len(known.sizes(whole))
     axis = axis_in(int_attr(node, "axis", default), rank)
     return None if axis is None else Parts(node, whole, tuple(parts), axis, axis == rank - 1)
 
 
 def start_along(value: ir.Value, axis: int, known: Known) -> Dim | None:
-    """Where a value begins along an axis of the tensor that a Slice with steps of 1, or a Split, cuts it from. None
-    where that is unknown."""
+    """Where a value begins along an axis of the tensor that a Slice with steps of 1, or a Split,
+    cuts it from. None where that is unknown."""
     node = value.producer()
     whole, split = known.sizes(operand_at(node, 0)), split_of(node, known)
     if split is not None:
@@ -112,8 +132,9 @@ def start_along(value: ir.Value, axis: int, known: Known) -> Dim | None:
 
 
 def cut_from(value: ir.Value, known: Known) -> tuple[ir.Value, int, int] | None:
-    """The tensor that a Slice or Split cuts a value from, the one dimension that it cuts, and where the value begins
-    there. None where the value is not cut like that, or where the sizes of that dimension are unknown."""
+    """The tensor that a Slice or Split cuts a value from, the one dimension that it cuts, and where
+    the value begins there. None where the value is not cut like that, or where the sizes of that
+    dimension are unknown."""
     node = value.producer()
     source, shape = operand_at(node, 0), known.sizes(value)
     axis = _axis_cut(shape, known.sizes(source)) if is_op(node, "Slice", "Split") else None
@@ -126,7 +147,9 @@ def cut_from(value: ir.Value, known: Known) -> tuple[ir.Value, int, int] | None:
 
 def _axis_cut(shape: Shape, whole: Shape) -> int | None:
     """The one dimension in which two shapes differ, if both sizes are numbers; else None."""
-    cut = sole(axis for axis, (part, all_) in enumerate(zip(shape, whole, strict=False)) if part != all_)
+    cut = sole(
+        axis for axis, (part, all_) in enumerate(zip(shape, whole, strict=False)) if part != all_
+    )
     return None if cut is None or shape[cut].const is None or whole[cut].const is None else cut
 
 
@@ -138,8 +161,8 @@ def _begins_elsewhere(node: ir.Node, axis: int, rank: int, known: Known) -> bool
 
 @dataclass(frozen=True)
 class EqualPart:
-    """One of `count` equal parts of a tensor along an axis, which is counted from the front. A part of one element may
-    be without the axis."""
+    """One of `count` equal parts of a tensor along an axis, which is counted from the front. A part
+    of one element may be without the axis."""
 
     source: ir.Value
     axis: int
@@ -153,8 +176,8 @@ def takes_parts(node: ir.Node | None) -> TypeGuard[ir.Node]:
 
 
 def equal_part(value: ir.Value, known: Known) -> EqualPart | None:
-    """What a value is an equal part of, by a Split, a Slice or a Gather of one number; None for other values. The count
-    is 1 where the part is without the axis."""
+    """What a value is an equal part of, by a Split, a Slice or a Gather of one number; None for
+    other values. The count is 1 where the part is without the axis."""
     node = value.producer()
     source = operand_at(node, 0)
     shape = known.sizes(source)
@@ -167,12 +190,14 @@ def equal_part(value: ir.Value, known: Known) -> EqualPart | None:
         return None
     if len({known.shape(output) for output in node.outputs}) > 1:
         return None
-    return EqualPart(source, int_attr(node, "axis", SPLIT_AXIS) % len(shape), len(node.outputs), drops_axis)
+    return EqualPart(
+        source, int_attr(node, "axis", SPLIT_AXIS) % len(shape), len(node.outputs), drops_axis
+    )
 
 
 def _equal_slice(node: ir.Node, source: ir.Value, shape: Shape, known: Known) -> EqualPart | None:
-    """The one axis that a Slice cuts into equal parts, of which it takes a whole one; None where it names another axis,
-    too."""
+    """The one axis that a Slice cuts into equal parts, of which it takes a whole one; None where it
+    names another axis, too."""
     result = node.outputs[0]
     cut, bound = cut_from(result, known), sole(slice_bounds(node, known, len(shape)))
     if cut is None or bound is None or bound[0] != cut[1]:
@@ -185,19 +210,24 @@ def _equal_slice(node: ir.Node, source: ir.Value, shape: Shape, known: Known) ->
 
 
 def equal_sizes(size: Dim, count: int) -> list[Dim]:
-    """The sizes of the parts of a Split that names none: equal, and from opset 18 on the last one has what is left."""
+    """The sizes of the parts of a Split that names none: equal, and from opset 18 on the last one
+    has what is left."""
     part = Dim.ceildiv(size, count)
     return [part] * (count - 1) + [size - part * (count - 1)]
 
 
 def concat_on_arrays(node: ir.Node) -> Callable[..., np.ndarray]:
-    """What a Concat makes of the arrays of one run. It raises what NumPy raises where the sizes do not fit."""
+    """What a Concat makes of the arrays of one run. It raises what NumPy raises where the sizes do
+    not fit."""
     axis = int_attr(node, "axis", CONCAT_AXIS)
     return lambda *arrays: np.concatenate(arrays, axis)
 
 
-def split_on_arrays(node: ir.Node, shape: Sequence[int], integers: Integers) -> list[ArrayMove] | None:
-    """The moves from an array of this shape to each part of a Split; None where the parts do not fit."""
+def split_on_arrays(
+    node: ir.Node, shape: Sequence[int], integers: Integers
+) -> list[ArrayMove] | None:
+    """The moves from an array of this shape to each part of a Split; None where the parts do not
+    fit."""
     axis = int_attr(node, "axis", SPLIT_AXIS)
     sizes: Sequence[int | None] | None = listed(node, "split", integers(1))
     if sizes is None:
@@ -230,7 +260,8 @@ def _concat(ctx: Context) -> Fact:
 
 
 def concat_shape(shapes: Sequence[Shape | None], axis: int) -> Shape | None:
-    """The shape of tensors that are joined along an axis. All known shapes have the same rank, and this axis."""
+    """The shape of tensors that are joined along an axis. All known shapes have the same rank, and
+    this axis."""
     known = without_none(shapes)
     result = []
     for index in range(len(known[0])):
@@ -258,7 +289,8 @@ def _joined(ctx: Context, rank: int, axis: int) -> Fact | None:
 
 
 def _joined_vectors(ctx: Context) -> Fact | None:
-    """The fact of vectors of integers, one behind the other. Of a vector it is enough to know the length."""
+    """The fact of vectors of integers, one behind the other. Of a vector it is enough to know the
+    length."""
     vectors = [ctx.vector(index) for index in range(len(ctx.facts))]
     if any(vector is None for vector in vectors):
         return None
@@ -316,7 +348,9 @@ class Repeated(Move):
     is_layout = True
 
     def arrangement(self, dims: Arrangement, space: AxisSpace, known: Known) -> Arrangement | None:
-        return repeated(dims, int_attr(self.node, "axis", CONCAT_AXIS), len(self.node.inputs), True, space)
+        return repeated(
+            dims, int_attr(self.node, "axis", CONCAT_AXIS), len(self.node.inputs), True, space
+        )
 
 
 mover("Concat", form=Repeated, source=_one_tensor)
@@ -337,8 +371,8 @@ _At = Callable[[_Placed, Affine], Number | None]
 
 @element("Concat")
 def _joined_element(reader: Reader, node: ir.Node, index: Index) -> Number | None:
-    """In one part where the part is known, in any part where the parts continue one another, and else a choice between
-    the parts by the place."""
+    """In one part where the part is known, in any part where the parts continue one another, and
+    else a choice between the parts by the place."""
     joined = concat_of(node, reader.info)
     parts = if_known(_placed, joined, reader)
     if joined is None or parts is None:
@@ -362,8 +396,8 @@ def _joined_element(reader: Reader, node: ir.Node, index: Index) -> Number | Non
 
 
 def _placed(joined: Parts, reader: Reader) -> list[_Placed] | None:
-    """What is joined, each with its size along the axis and the place where it begins; None where a shape is
-    unknown."""
+    """What is joined, each with its size along the axis and the place where it begins; None where a
+    shape is unknown."""
     parts: list[_Placed] = []
     start = zero(reader)
     for value in joined.parts:
@@ -376,7 +410,8 @@ def _placed(joined: Parts, reader: Reader) -> list[_Placed] | None:
 
 
 def _continued(parts: Sequence[_Placed], place: Affine, at: _At, reader: Reader) -> Number | None:
-    """The element in whichever part it is, where all parts hold one formula; None where they do not."""
+    """The element in whichever part it is, where all parts hold one formula; None where they do
+    not."""
     long = [part for part in parts if part.size.const != 1]
     candidates = {at(part, place - part.start) for part in long}
     if len(candidates) != 1:
@@ -402,8 +437,8 @@ def _chosen_part(parts: Sequence[_Placed], place: Affine, at: _At, reader: Reade
 
 
 def _part_at(place: int, parts: Sequence[_Placed]) -> list[_Placed] | None:
-    """The part of a Concat that holds a known place, in a list; an empty list where it is behind all parts, and None
-    where it is unknown where a part begins or ends."""
+    """The part of a Concat that holds a known place, in a list; an empty list where it is behind
+    all parts, and None where it is unknown where a part begins or ends."""
     for part in parts:
         if part.start.const is None or part.size.const is None:
             return None

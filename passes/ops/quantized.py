@@ -1,4 +1,5 @@
-"""Quantised operators of ONNX and of com.microsoft. Their shapes are those of the operators that they stand for."""
+"""Quantised operators of ONNX and of com.microsoft. Their shapes are those of the operators that
+they stand for."""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ _INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType
 
 @rule("DynamicQuantizeLinear")
 def _dynamic(ctx: Context) -> list[Fact]:
-    return [Fact(ctx.shape(0), ir.DataType.UINT8), Fact((), ir.DataType.FLOAT), Fact((), ir.DataType.UINT8)]
+    return [
+        Fact(ctx.shape(0), ir.DataType.UINT8),
+        Fact((), ir.DataType.FLOAT),
+        Fact((), ir.DataType.UINT8),
+    ]
 
 
 @rule("QuantizeLinear")
@@ -38,7 +43,13 @@ def _quantize(ctx: Context) -> Fact:
     dtype = ctx.dtype_or(2, ctx.dtype_attr("output_dtype") or ir.DataType.UINT8)
     numbers, scale, point = ctx.content(0), _number(ctx, 1), _point(ctx, 2)
     floats = numbers is not None and numbers.dtype == np.float32
-    if dtype in _INTEGERS and numbers is not None and floats and scale is not None and point is not None:
+    if (
+        dtype in _INTEGERS
+        and numbers is not None
+        and floats
+        and scale is not None
+        and point is not None
+    ):
         limits = np.iinfo(dtype.numpy())
         with np.errstate(all="ignore"):
             steps = np.rint(numbers / np.float32(scale))
@@ -53,7 +64,12 @@ def _quantize(ctx: Context) -> Fact:
 def _dequantize(ctx: Context) -> Fact:
     dtype = ctx.dtype_attr("output_dtype") or ctx.dtype(1)
     integers, scale, point = _integers(ctx.content(0)), _number(ctx, 1), _point(ctx, 2)
-    if dtype == ir.DataType.FLOAT and integers is not None and scale is not None and point is not None:
+    if (
+        dtype == ir.DataType.FLOAT
+        and integers is not None
+        and scale is not None
+        and point is not None
+    ):
         return content_fact((integers - point).astype(np.float32) * np.float32(scale), dtype)
     return Fact(ctx.shape(0), dtype)
 
@@ -126,7 +142,8 @@ def _qlinear_where(ctx: Context) -> Fact:
 
 @rule("QLinearConcat", domain=CONTRIB)
 def _qlinear_concat(ctx: Context) -> Fact:
-    """Behind the scale and zero point of the result, each tensor has its scale and zero point behind it."""
+    """Behind the scale and zero point of the result, each tensor has its scale and zero point
+    behind it."""
     shapes, dtype = [ctx.shape(place) for place in range(2, len(ctx.facts), 3)], ctx.dtype(1)
     ranks = {len(shape) for shape in without_none(shapes)}
     axis = ctx.axis_attr(sole(ranks))
@@ -142,7 +159,8 @@ def _qlinear_unary(ctx: Context) -> Fact:
 
 @rule("GatherBlockQuantized", domain=CONTRIB)
 def _gather_blocks(ctx: Context) -> Fact:
-    """Several elements that are narrower than a byte lie in one of uint8 along the last axis, or have an own type."""
+    """Several elements that are narrower than a byte lie in one of uint8 along the last axis, or
+    have an own type."""
     data, indices, dtype = ctx.shape(0), ctx.shape(1), ctx.dtype(2)
     axis = axis_in(ctx.int_attr("gather_axis", 0), rank_of(data))
     if data is None or indices is None or axis is None:

@@ -13,8 +13,8 @@ from fa_compiler.passes.ops.context import (
 
 @rule("LSTM", "GRU", "RNN")
 def _recurrent(ctx: Context) -> list[Fact]:
-    """The outputs: all hidden states, the last hidden states and the last cell states. With `layout` 1 the batch comes
-    first."""
+    """The outputs: all hidden states, the last hidden states and the last cell states. With
+    `layout` 1 the batch comes first."""
     shape, dtype, states = ctx.shape(0, rank=3), ctx.dtype(0), ctx.shape(2)
     if shape is None:
         return [Fact(None, dtype)] * len(ctx.node.outputs)

@@ -32,7 +32,8 @@ from fa_compiler.passes.ops.linear import NCHWC, PRODUCTS
 from fa_compiler.passes.ops.moves import Reader, element
 
 SUMMING = (*PRODUCTS, "ReduceSum", "CumSum")
-"""Operators that add up elements of a tensor, or products of the elements of two. CumSum gives every sum on the way."""
+"""Operators that add up elements of a tensor, or products of the elements of two. CumSum gives
+every sum on the way."""
 
 TOTALS, EXTREMES = ("ReduceSum", "ReduceMean"), ("ReduceMax", "ReduceMin")
 """Reductions of tensors in parts: the results of the parts are added up, or reduced once more."""
@@ -52,8 +53,8 @@ ALONG_AXES = (*SOFTMAXES, *LAYER_NORMS, "LpNormalization", "CumSum", "TopK")
 
 
 def axes_combined(node: ir.Node, rank: int, opset: int, known: Known) -> range | None:
-    """The dimensions along which an operator of ALONG_AXES combines the elements of its first operand; None where they
-    are unknown."""
+    """The dimensions along which an operator of ALONG_AXES combines the elements of its first
+    operand; None where they are unknown."""
     flattens = node.op_type in SOFTMAXES and opset < 13
     axis = int_attr(node, "axis", 1 if flattens else -1)
     if node.op_type == "CumSum":
@@ -70,7 +71,11 @@ def axes_combined(node: ir.Node, rank: int, opset: int, known: Known) -> range |
 def keeps_last_axis(node: ir.Node, known: Known) -> bool:
     """Does a reduction run along the last axis alone, which stays with size 1?"""
     shape = known.shape(operand_at(node, 0))
-    return shape is not None and int_attr(node, "keepdims", 1) == 1 and axes_of(node) in ([-1], [len(shape) - 1])
+    return (
+        shape is not None
+        and int_attr(node, "keepdims", 1) == 1
+        and axes_of(node) in ([-1], [len(shape) - 1])
+    )
 
 
 def axes_as_input(op_type: str) -> int:
@@ -145,7 +150,8 @@ def _layer_norm(ctx: Context) -> list[Fact]:
     shape = ctx.shape(0)
     statistics = shape_of_groups(shape, ctx.int_attr("axis", -1))
     stash = Fact(statistics, ctx.dtype_attr("stash_type") or ir.DataType.FLOAT)
-    return [Fact(shape, ctx.dtype(1)), stash, stash]  # the weight's type, which may differ before opset 17
+    # the weight's type, which may differ before opset 17
+    return [Fact(shape, ctx.dtype(1)), stash, stash]
 
 
 @rule("BatchNormalization")
@@ -155,8 +161,9 @@ def _batch_norm(ctx: Context) -> list[Fact]:
 
 @element("CumSum")
 def _running_sum(reader: Reader, node: ir.Node, index: Index) -> Number | None:
-    """The running sum of one number everywhere: that number times the count of elements that were summed. What is known
-    of the element at `index` is not enough: the elements in front of it may be other ones."""
+    """The running sum of one number everywhere: that number times the count of elements that were
+    summed. What is known of the element at `index` is not enough: the elements in front of it may
+    be other ones."""
     summed = reader.number_everywhere(input_of(node, 0))
     axes = axes_combined(node, len(index), opset(node), reader.info)
     if summed is None or axes is None or int_attr(node, "reverse", 0):

@@ -1,8 +1,8 @@
-"""Rules for the operators of op_registry, which fused models contain and an input model may contain already, and for
-the nodes of ATC's own parser that mean them.
+"""Rules for the operators of op_registry, which fused models contain and an input model may contain
+already, and for the nodes of ATC's own parser that mean them.
 
-They use the registry's own shape inference. The registry writes a symbolic size as text, so a text in its result stands
-for the size that the text was made of.
+They use the registry's own shape inference. The registry writes a symbolic size as text, so a text
+in its result stands for the size that the text was made of.
 """
 
 from __future__ import annotations
@@ -42,14 +42,17 @@ _PLUGIN_NODES = {plugin.node: op_type for op_type, plugin in PARSER_PLUGINS.item
 def _plugin(ctx: Context) -> list[Fact]:
     """The node of a plugin of ATC's own parser."""
     op_type = _PLUGIN_NODES[ctx.node.op_type]
-    read = {name: ctx.attr(name) for name in PARSER_PLUGINS[op_type].read if name in ctx.node.attributes}
+    read = {
+        name: ctx.attr(name) for name in PARSER_PLUGINS[op_type].read if name in ctx.node.attributes
+    }
     return _inferred(ctx, op_type, {**PARSER_PLUGINS[op_type].fixed, **read})
 
 
 @rule("LinearAttention")
 @rule("LinearAttention", domain="com.microsoft")
 def _linear_attention(ctx: Context) -> list[Fact]:
-    """It has the first inputs and the results of FlashLinearAttention. With a state_window its states are others."""
+    """It has the first inputs and the results of FlashLinearAttention. With a state_window its
+    states are others."""
     if ctx.int_attr("state_window", 0):
         return []
     attrs = {name: ctx.attr(name) for name in ("q_num_heads", "kv_num_heads")}
@@ -60,7 +63,9 @@ def _inferred(ctx: Context, operator: str, attrs: Mapping[str, Any]) -> list[Fac
     """The results of an operator of the registry with these attributes."""
     spec = get(operator)
     sizes: dict[str, Dim] = {}
-    given = [_info(ctx.fact(index), sizes) if ctx.has(index) else None for index in range(len(ctx.facts))]
+    given = [
+        _info(ctx.fact(index), sizes) if ctx.has(index) else None for index in range(len(ctx.facts))
+    ]
     try:
         bound = bind_inputs(spec, given, attrs)
         inferred = infer(spec.name, without_absent(bound), attrs)
@@ -78,8 +83,8 @@ def _info(fact: Fact, sizes: dict[str, Dim]) -> TensorInfo:
 
 
 def _text(size: Dim, sizes: dict[str, Dim]) -> str:
-    """The text of a size, which no other size has. A name that a model declares may look like an expression, so a text
-    that another size has already gets an apostrophe."""
+    """The text of a size, which no other size has. A name that a model declares may look like an
+    expression, so a text that another size has already gets an apostrophe."""
     text = str(size)
     while sizes.setdefault(text, size) != size:
         text += "'"

@@ -26,7 +26,15 @@ from fa_compiler.passes.ops.context import (
     rule,
     shape_rule,
 )
-from fa_compiler.passes.ops.moves import Flattened, Inserted, Permuted, Regrouped, Removed, Shuffled, mover
+from fa_compiler.passes.ops.moves import (
+    Flattened,
+    Inserted,
+    Permuted,
+    Regrouped,
+    Removed,
+    Shuffled,
+    mover,
+)
 
 ONE = Dim(1)
 
@@ -42,12 +50,15 @@ def with_shape(content: Content | None, shape: Shape | None, dtype: ir.DataType 
 
 
 def regrouping(*names: str) -> Callable[[ShapeRule], ShapeRule]:
-    """Register a rule for the shape of a result that has the elements of the first input in their order, made of the
-    shape of that input. Where this is not known, nothing is known of the result's."""
+    """Register a rule for the shape of a result that has the elements of the first input in their
+    order, made of the shape of that input. Where this is not known, nothing is known of the
+    result's."""
 
     def register(function: ShapeRule) -> ShapeRule:
         def result(ctx: Context) -> Fact:
-            return with_shape(ctx.content(0), if_known(partial(function, ctx), ctx.shape(0)), ctx.dtype(0))
+            return with_shape(
+                ctx.content(0), if_known(partial(function, ctx), ctx.shape(0)), ctx.dtype(0)
+            )
 
         rule(*names)(result)
         return function
@@ -70,15 +81,17 @@ def _reshape(ctx: Context) -> Fact:
 def reshaped(shape: Shape | None, target: list[Dim], allow_zero: bool) -> Shape:
     """The shape of the result of a Reshape.
 
-    A 0 copies the input's dim unless `allow_zero`. A -1 is solved by division. A symbolic entry is the dim if it cannot
-    be negative. If it can, it may be the -1 of some run. The dim is then the quotient if the entry is proven to be the
-    quotient in all other runs, and else unknown.
+    A 0 copies the input's dim unless `allow_zero`. A -1 is solved by division. A symbolic entry is
+    the dim if it cannot be negative. If it can, it may be the -1 of some run. The dim is then the
+    quotient if the entry is proven to be the quotient in all other runs, and else unknown.
 
-    Two kinds of runs with a symbolic entry of 0 are left out. Without `allow_zero` the entry copies the input's dim.
-    The element counts then differ and the original fails, unless the tensor is empty or the target was computed from a
-    size that has nothing to do with the input. With `allow_zero` the tensor is empty, and a -1 beside the 0 need not be
-    the quotient. ONNX forbids the two together, but ONNX Runtime divides the products without their zeros:
-    [0, 0, 4, 8] becomes [0, 1, 32] by [0, -1, 32]. Without `allow_zero` it refuses a -1 beside a product of 0.
+    Two kinds of runs with a symbolic entry of 0 are left out. Without `allow_zero` the entry copies
+    the input's dim. The element counts then differ and the original fails, unless the tensor is
+    empty or the target was computed from a size that has nothing to do with the input. With
+    `allow_zero` the tensor is empty, and a -1 beside the 0 need not be the quotient. ONNX forbids
+    the two together, but ONNX Runtime divides the products without their zeros:
+    [0, 0, 4, 8] becomes [0, 1, 32] by [0, -1, 32]. Without `allow_zero` it refuses a -1 beside a
+    product of 0.
     """
     result: list[Dim] = []
     open_axis: int | None = None
@@ -99,12 +112,17 @@ def reshaped(shape: Shape | None, target: list[Dim], allow_zero: bool) -> Shape:
 
 
 def _entry_or_quotient(shape: Shape | None, target: list[Dim], index: int) -> Dim:
-    """The dim for an entry that is -1 in some runs and a size in the others: the quotient, if a size is equal to it."""
+    """The dim for an entry that is -1 in some runs and a size in the others: the quotient, if a
+    size is equal to it."""
     others = [dim for place, dim in enumerate(target) if place != index]
     if shape is None or not all(dim.is_at_least(0) and dim != 0 for dim in others):
         return Dim.fresh()
     quotient, entry = product(shape).exact_div(product(others)), target[index]
-    if quotient is None or not quotient.is_at_least(0) or simplify_given(quotient, (entry,)) != entry:
+    if (
+        quotient is None
+        or not quotient.is_at_least(0)
+        or simplify_given(quotient, (entry,)) != entry
+    ):
         return Dim.fresh()
     return quotient
 
@@ -135,8 +153,8 @@ def _squeeze(ctx: Context, shape: Shape) -> Shape | None:
     if axes:
         gone = axes_in(axes, len(shape))
         return None if gone is None else tuple(elsewhere(shape, gone))
-    # Every axis of size 1 is removed. ONNX Runtime reads an empty list so, too. These axes are known only if each dim
-    # is 1 or proven not to be.
+    # Every axis of size 1 is removed. ONNX Runtime reads an empty list so, too. These axes are
+    # known only if each dim is 1 or proven not to be.
     kept = tuple(dim for dim in shape if dim != 1)
     return kept if all(dim.never_one for dim in kept) else None
 

@@ -69,8 +69,8 @@ Bounds = Sequence[tuple[int, Dim, Dim, Dim]]
 
 
 def _bounds(ctx: Context, rank: int) -> Bounds | None:
-    """The cuts of a Slice. Unknown numbers are fresh. None where an axis is unknown or out of range, and where there
-    are not as many numbers of one kind as of another."""
+    """The cuts of a Slice. Unknown numbers are fresh. None where an axis is unknown or out of
+    range, and where there are not as many numbers of one kind as of another."""
     vectors = _attributes(ctx) if ctx.opset < 10 else _inputs(ctx)
     if vectors is None or len(set(map(len, vectors))) > 1:
         return None
@@ -92,8 +92,8 @@ def _attributes(ctx: Context) -> _Vectors:
 
 
 def _inputs(ctx: Context) -> _Vectors | None:
-    """The numbers of a newer Slice, which has them as inputs. Those that are unknown are fresh. None where its axes are
-    unknown, or how many there are."""
+    """The numbers of a newer Slice, which has them as inputs. Those that are unknown are fresh.
+    None where its axes are unknown, or how many there are."""
     count = first(if_known(len, given) for given in (ctx.vector(1), ctx.vector(2), ctx.dims(3)))
     if count is None:
         return None
@@ -109,9 +109,9 @@ def _inputs(ctx: Context) -> _Vectors | None:
 def _cut(start: Dim, end: Dim, step: Dim, length: int) -> slice | None:
     """The slice of an axis as a Python slice; None where it is unknown.
 
-    Two kinds of reversed slices are left out. One begins before the first element: it holds that element in ONNX, and
-    none in Python. The other ends at the largest number: it holds nothing in ONNX, and all elements down to the first
-    in ONNX Runtime.
+    Two kinds of reversed slices are left out. One begins before the first element: it holds that
+    element in ONNX, and none in Python. The other ends at the largest number: it holds nothing in
+    ONNX, and all elements down to the first in ONNX Runtime.
     """
     first, last, by = start.const, end.const, step.const
     if first is None or last is None or not by or (by < 0 and (first < -length or last >= _END)):
@@ -123,7 +123,8 @@ def _cut(start: Dim, end: Dim, step: Dim, length: int) -> slice | None:
 
 
 def sliced(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
-    """The length of an axis of length `dim` after a Slice; a fresh size where the sign of a bound is unknown."""
+    """The length of an axis of length `dim` after a Slice; a fresh size where the sign of a bound
+    is unknown."""
     length, by = dim.const, step.const
     if length is not None and (cut := _cut(start, end, step, length)) is not None:
         return Dim(len(range(*cut.indices(length))))
@@ -140,7 +141,8 @@ def sliced(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
 
 
 def _clamped(dim: Dim, bound: Dim) -> Dim | None:
-    """A bound of a Slice counted from the first element, from 0 to the length; None where its sign is unknown."""
+    """A bound of a Slice counted from the first element, from 0 to the length; None where its sign
+    is unknown."""
     value = bound.const
     if (-dim - bound).is_at_least(0):
         return Dim(0)  # -0, too, which is not counted from the end: the axis has no elements then
@@ -161,8 +163,8 @@ def _split_to_sequence(ctx: Context) -> Fact:
 
 
 def _parts_of_sequence(ctx: Context, shape: Shape) -> tuple[Shape, ...] | None:
-    """Parts of the given sizes, or parts of one given size of which the last may be smaller; None where they are
-    unknown."""
+    """Parts of the given sizes, or parts of one given size of which the last may be smaller; None
+    where they are unknown."""
     sizes, axis = ctx.ints(1), ctx.axis_attr(len(shape))
     # ONNX ignores `keepdims` where sizes are given, ONNX Runtime does not.
     if axis is None or sizes is None or not ctx.int_attr("keepdims", 1):

@@ -1,4 +1,5 @@
-"""The forms of FlashAttentionScore and its gradient: SequenceAttention, CacheAttention and SequenceGradient.
+"""The forms of FlashAttentionScore and its gradient: SequenceAttention, CacheAttention and
+SequenceGradient.
 
 The mask of the whole sequence becomes a band:
 
@@ -11,9 +12,10 @@ The mask of the whole sequence becomes a band:
     4             of the keys         its own                                  the given one
     4             compressed          its own                                  none
 
-A mask that excludes nothing is left out. The query and key of a SequenceAttention have the same length, so that the
-diagonals of modes 2 and 3, counted from the top left and from the bottom right, are the same. A CacheAttention has
-sparse_mode 4 for those that are counted from the bottom right (3 and 4), and 0 for the others.
+A mask that excludes nothing is left out. The query and key of a SequenceAttention have the same
+length, so that the diagonals of modes 2 and 3, counted from the top left and from the bottom right,
+are the same. A CacheAttention has sparse_mode 4 for those that are counted from the bottom right (3
+and 4), and 0 for the others.
 """
 
 from __future__ import annotations
@@ -42,9 +44,13 @@ from fa_compiler.passes.values.bounds import Bounds
 ROW_AXIS = 2
 """The dimension of the statistics, [B, N, S, 8], that runs over the queries."""
 BIASES = ("real_shift", "pse_shift")
-TAKEN = frozenset({"query", "key", "value", "real_shift", "atten_mask", "sink", "query_rope", "key_rope"})
+TAKEN = frozenset(
+    {"query", "key", "value", "real_shift", "atten_mask", "sink", "query_rope", "key_rope"}
+)
 """The inputs that a SequenceAttention or CacheAttention takes."""
-GRADIENT_TAKEN = frozenset({"query", "key", "value", "dy", "pse_shift", "atten_mask", "attention_in", *STATISTICS})
+GRADIENT_TAKEN = frozenset(
+    {"query", "key", "value", "dy", "pse_shift", "atten_mask", "attention_in", *STATISTICS}
+)
 """The inputs that a SequenceGradient takes."""
 
 OTHER_KEYS = (
@@ -68,9 +74,13 @@ def cached_attention(sharder: CacheSharder, node: ir.Node, output: int) -> ir.Va
             raise Refusal(f"its {name} is not proven to be as long as the caches", node)
     pre, after = _band(sharder, node, inputs, full)
     rows = sharder.shape(inputs["query"], node)[axis].const or 1
-    choice = _choice(sharder, node, replace(_sizes(sharder, node, inputs, full, after), rows=rows, refused={}))
+    choice = _choice(
+        sharder, node, replace(_sizes(sharder, node, inputs, full, after), rows=rows, refused={})
+    )
     forms = {
-        name: sharder.local(value, Place(axis), node) if name in KEYS else sharder.whole(value, node)
+        name: sharder.local(value, Place(axis), node)
+        if name in KEYS
+        else sharder.whole(value, node)
         for name, value in inputs.items()
     }
     mode = 0
@@ -79,7 +89,9 @@ def cached_attention(sharder: CacheSharder, node: ir.Node, output: int) -> ir.Va
     changed = {**full, "sparse_mode": mode, "pre_tockens": pre, "next_tockens": after}
     sharder.choices.append(choice)
     names = collectives.FORWARD_OUTPUTS[:1]
-    return add_collective(sharder, node, collectives.CACHE_ATTENTION, forms, changed, names).outputs[0]
+    return add_collective(
+        sharder, node, collectives.CACHE_ATTENTION, forms, changed, names
+    ).outputs[0]
 
 
 @local_rule("FlashAttentionScore")
@@ -103,7 +115,13 @@ def _forward(sharder: Sharder, node: ir.Node) -> ir.Node:
         sizes = replace(sizes, refused={**refused_with_gradient(full), **sizes.refused})
     choice = _choice(sharder, node, sizes)
     forms = _forms(sharder, node, inputs, str(full["input_layout"]), choice.method)
-    changed = {**full, "sparse_mode": 0, "pre_tockens": pre, "next_tockens": after, "method": choice.method}
+    changed = {
+        **full,
+        "sparse_mode": 0,
+        "pre_tockens": pre,
+        "next_tockens": after,
+        "method": choice.method,
+    }
     names: tuple[str, ...] = collectives.FORWARD_OUTPUTS
     if not read:
         names = names[:1]
@@ -112,7 +130,8 @@ def _forward(sharder: Sharder, node: ir.Node) -> ir.Node:
 
 
 def _choice(sharder: Sharder, node: ir.Node, sizes: AttentionSizes) -> Choice:
-    """The method of an attention. Raises Refusal if the user asks for one that it does not allow."""
+    """The method of an attention. Raises Refusal if the user asks for one that it does not
+    allow."""
     choice = sharder.choose(sizes)
     if choice.method in choice.refused:
         raise Refusal(f"{choice.method} is not possible: {choice.refused[choice.method]}", node)
@@ -148,15 +167,27 @@ def _backward(sharder: Sharder, node: ir.Node) -> ir.Node:
     maker = inputs["softmax_max"].producer()  # its local form was made for the statistics
     if maker is not None and (forward := sharder.attentions.get(maker)) is not None:
         method = text_attr(forward, "method", method)
-    changed = {**full, "sparse_mode": 0, "pre_tockens": pre, "next_tockens": after, "method": method}
-    return add_collective(sharder, node, collectives.SEQUENCE_GRADIENT, forms, changed, collectives.GRADIENT_OUTPUTS)
+    changed = {
+        **full,
+        "sparse_mode": 0,
+        "pre_tockens": pre,
+        "next_tockens": after,
+        "method": method,
+    }
+    return add_collective(
+        sharder, node, collectives.SEQUENCE_GRADIENT, forms, changed, collectives.GRADIENT_OUTPUTS
+    )
 
 
 def operands_of(node: ir.Node) -> tuple[dict[str, ir.Value], dict[str, Any]]:
     """The inputs that a node has, and all its attributes, by name."""
     spec = get(node.op_type)
     attrs = attribute_values(node)
-    inputs = {name: value for name, value in zip(spec.input_names, node.inputs, strict=False) if value is not None}
+    inputs = {
+        name: value
+        for name, value in zip(spec.input_names, node.inputs, strict=False)
+        if value is not None
+    }
     return inputs, full_attrs(spec, attrs)
 
 
@@ -216,14 +247,18 @@ def _axis(node: ir.Node) -> int:
 
 
 def _check_place(node: ir.Node, name: str, place: Place, known: Sequence[str]) -> None:
-    """Raise Refusal for an output that is not cut, or for one that is demanded in other parts than those of tokens."""
+    """Raise Refusal for an output that is not cut, or for one that is demanded in other parts than
+    those of tokens."""
     axis = _axis(node)
     if name not in known:
         raise Refusal(f"its output {name} is read", node)
     if name in STATISTICS:
         axis = ROW_AXIS
     if place != Place(axis):
-        raise Refusal(f"its result is demanded in parts along dimension {place.dim}, not along its tokens", node)
+        raise Refusal(
+            f"its result is demanded in parts along dimension {place.dim}, not along its tokens",
+            node,
+        )
 
 
 def _check(
@@ -237,11 +272,16 @@ def _check(
     axis = _axis(node)
     for name in ("query", "key", "value"):
         if sharder.shape(inputs[name], node)[axis] != sharder.length:
-            raise Refusal(f"its {name} is not proven to be as long as the sequence; {OTHER_KEYS}", node)
+            raise Refusal(
+                f"its {name} is not proven to be as long as the sequence; {OTHER_KEYS}", node
+            )
 
 
 def _check_kind(
-    node: ir.Node, inputs: Mapping[str, ir.Value], attrs: Mapping[str, object], taken: Collection[str]
+    node: ir.Node,
+    inputs: Mapping[str, ir.Value],
+    attrs: Mapping[str, object],
+    taken: Collection[str],
 ) -> None:
     """Raise Refusal for an attention that ranks cannot compute together."""
     for name in inputs:
@@ -253,8 +293,11 @@ def _check_kind(
         raise Refusal("its bias is made of slopes", node)
 
 
-def _band(sharder: Sharder, node: ir.Node, inputs: dict[str, ir.Value], attrs: Mapping[str, object]) -> tuple[int, int]:
-    """The two diagonals of the table above. A mask that is not needed beside them leaves the inputs."""
+def _band(
+    sharder: Sharder, node: ir.Node, inputs: dict[str, ir.Value], attrs: Mapping[str, object]
+) -> tuple[int, int]:
+    """The two diagonals of the table above. A mask that is not needed beside them leaves the
+    inputs."""
     pre, after, masked = _band_and_mask(sharder, node, inputs.get("atten_mask"), attrs)
     if not masked:
         inputs.pop("atten_mask", None)
@@ -299,15 +342,20 @@ def _rows(sharder: Sharder, node: ir.Node, name: str, value: ir.Value) -> ir.Val
 
 
 def _are_rows(size: Dim, length: Dim) -> bool:
-    """Is this 1 or the length of the sequence in every run in which such a bias fits the scores? A table with a row for
-    each position is cut to the smaller of its own rows and the sequence's. One of COMPRESSED_ROWS stands for more."""
+    """Is this 1 or the length of the sequence in every run in which such a bias fits the scores? A
+    table with a row for each position is cut to the smaller of its own rows and the sequence's. One
+    of COMPRESSED_ROWS stands for more."""
     tables = ((length - arg).const for atom in size.atoms for arg in atom.args)
     cut = (Dim.min(length, rows) for rows in tables if rows not in (None, COMPRESSED_ROWS))
     return size.const == 1 or size in (length, *cut)
 
 
 def _sizes(
-    sharder: Sharder, node: ir.Node, inputs: Mapping[str, ir.Value], attrs: Mapping[str, object], after: int
+    sharder: Sharder,
+    node: ir.Node,
+    inputs: Mapping[str, ir.Value],
+    attrs: Mapping[str, object],
+    after: int,
 ) -> AttentionSizes:
     """The sizes that the choice of a method depends on. Raises Refusal where they are unknown."""
     heads = int(str(attrs["head_num"]))
@@ -319,8 +367,12 @@ def _sizes(
         raise Refusal("its heads and their sizes are unknown", node)
     key_heads, size, value_width = numbers
     dtype = sharder.info.dtype(inputs["query"])
-    refused = refused_methods(heads, key_heads, sharder.ranks, "sink" in inputs, str(attrs.get("cpu_empty_rows", "")))
-    if (reason := sharder.no_ring or _ring_fault(sharder, inputs.get("real_shift"))) and RING not in refused:
+    refused = refused_methods(
+        heads, key_heads, sharder.ranks, "sink" in inputs, str(attrs.get("cpu_empty_rows", ""))
+    )
+    if (
+        reason := sharder.no_ring or _ring_fault(sharder, inputs.get("real_shift"))
+    ) and RING not in refused:
         refused[RING] = reason
     return AttentionSizes(
         name=label(node),
@@ -337,12 +389,13 @@ def _sizes(
 def _ring_fault(sharder: Sharder, bias: ir.Value | None) -> str:
     """Why a rank with a graph of its own cannot compute this attention in a ring; "" where it can.
 
-    The scores of a part are all infinite where a bias excludes all its keys by infinity. Such a part has no softmax.
-    Ranks of one graph notice this and gather the keys instead.
+    The scores of a part are all infinite where a bias excludes all its keys by infinity. Such a
+    part has no softmax. Ranks of one graph notice this and gather the keys instead.
     """
     if bias is None or not sharder.own_graphs:
         return ""
-    limits = Bounds(sharder.info).unless_nan(bias)  # NaN in a part makes the row NaN, as in the whole
+    # NaN in a part makes the row NaN, as in the whole
+    limits = Bounds(sharder.info).unless_nan(bias)
     if limits is not None and all(map(math.isfinite, limits)):
         return ""
     return "its bias may be infinite, so that a part of the keys may have no softmax"

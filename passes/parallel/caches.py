@@ -1,28 +1,33 @@
-"""Caches of which each rank holds a part: finds them in a model that decodes, and makes the ranks' graph.
+"""Caches of which each rank holds a part: finds them in a model that decodes, and makes the ranks'
+graph.
 
     key = torch.cat([past_key, key], dim=2)
     out = attention(query, repeat_kv(key), repeat_kv(value))
 
     past        := an input, at least of rank 3, that is no initializer
-    joined      := Concat(moved(past), new ..; along the tokens); operands without elements do not count
+    joined      := Concat(moved(past), new ..; along the tokens); operands without elements do not
+                count
                  | a GatherND of rows of such a Concat (entry_lengths.py)
-    moved(x)    := x, or what operators that move or cast the elements make of it; a Concat of one operand moves it
-    attention   := FlashAttentionScore with a key, value or key_rope of the length of `joined`, and a query of another
-                   length
+    moved(x)    := x, or what operators that move or cast the elements make of it; a Concat of one
+                operand moves it
+    attention   := FlashAttentionScore with a key, value or key_rope of the length of `joined`, and
+                   a query of another length
 
-What is found so only proposes two lengths: that of the past, and that of the keys, which are the past and the new
-tokens behind it. Whether the ranks' graph can be made is for the rules to say. Its values have the forms of sharder.py,
-where the sequence is that of the keys:
+What is found so only proposes two lengths: that of the past, and that of the keys, which are the
+past and the new tokens behind it. Whether the ranks' graph can be made is for the rules to say. Its
+values have the forms of sharder.py, where the sequence is that of the keys:
 
-    local(joined)       the rank's part of the past, and behind it those of the new tokens that are the rank's own
+    local(joined)       the rank's part of the past, and behind it those of the new tokens that are
+                        the rank's own
     whole(attention)    a CacheAttention, of whole queries and local keys (attention_rule.py)
     whole(past)         refused: a rank has no room for a whole cache
     whole(another)      as it is in the given graph: every rank computes the new tokens
 
-A value between the input and the Concat has the length of the past. `_Past` makes its local form by the same rules.
+A value between the input and the Concat has the length of the past. `_Past` makes its local form by
+the same rules.
 
-For a prompt the caches are empty. Then the sequence is that of the queries, as in a model without caches
-(PromptSharder).
+For a prompt the caches are empty. Then the sequence is that of the queries, as in a model without
+caches (PromptSharder).
 """
 
 from __future__ import annotations
@@ -56,9 +61,9 @@ MakeAttention: TypeAlias = Callable[["CacheSharder", ir.Node, int], ir.Value]
 class Joined:
     """New tokens behind those of a cache.
 
-    `past` is the input and `axis` its dimension of the tokens, whose size is `before`. `node` gives both, `length`
-    tokens: a Concat with the operands `new`, or a GatherND of `count` rows. `direct` says that the elements of `past`
-    are joined in the places in which they are given.
+    `past` is the input and `axis` its dimension of the tokens, whose size is `before`. `node` gives
+    both, `length` tokens: a Concat with the operands `new`, or a GatherND of `count` rows. `direct`
+    says that the elements of `past` are joined in the places in which they are given.
     """
 
     past: ir.Value
@@ -87,13 +92,18 @@ def _key_lengths(graph: ir.Graph, info: ShapeInfo) -> Iterator[Dim]:
         axis = SEQUENCE_AXIS.get(text_attr(node, "input_layout", ""))
         if node.domain != DOMAIN or node.op_type != GRAPH_OP or axis is None:
             continue
-        shapes = ((name, info.sizes(value)) for name, value in zip(names, operands_of(node), strict=False))
+        shapes = (
+            (name, info.sizes(value)) for name, value in zip(names, operands_of(node), strict=False)
+        )
         sizes = {name: shape[axis] for name, shape in shapes if len(shape) > axis}
-        yield from (sizes[name] for name in KEYS if name in sizes and sizes[name] != sizes.get("query"))
+        yield from (
+            sizes[name] for name in KEYS if name in sizes and sizes[name] != sizes.get("query")
+        )
 
 
 def _joined(node: ir.Node, info: ShapeInfo) -> Joined | None:
-    """The cache whose past a node joins with new tokens, in one piece or row by row; None where it does not."""
+    """The cache whose past a node joins with new tokens, in one piece or row by row; None where it
+    does not."""
     if (joined := concat_of(node, info)) is not None:
         return _concatenated(joined, info)
     gather, shape = gathered_rows(node, info), info.shape(node.outputs[0])
@@ -103,7 +113,8 @@ def _joined(node: ir.Node, info: ShapeInfo) -> Joined | None:
 
 
 def _concatenated(joined: Parts, info: ShapeInfo) -> Joined | None:
-    """The cache whose past a Concat joins with what lies behind it; None where it joins other tensors."""
+    """The cache whose past a Concat joins with what lies behind it; None where it joins other
+    tensors."""
     axis, parts, length = joined.axis, joined.with_elements(info), joined.size(joined.whole, info)
     if len(parts) < 2 or length is None or (before := info.shape(parts[0])) is None:
         return None
@@ -120,8 +131,8 @@ def _concatenated(joined: Parts, info: ShapeInfo) -> Joined | None:
 
 
 def _source(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool]:
-    """What operators that move or cast elements make a value of, and whether they leave the elements in their places. A
-    Concat of one operand is one of them."""
+    """What operators that move or cast elements make a value of, and whether they leave the
+    elements in their places. A Concat of one operand is one of them."""
     direct = True
     while (node := value.producer()) is not None:
         if (joined := concat_of(node, info)) is not None:
@@ -141,8 +152,8 @@ class _OfAnyLength(Sharder):
     """A sharder whose sequence may have one token, or none."""
 
     def scale_of_sizes(self, length: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """With one token, a size of 1 is that of the sequence, or of an operand that is repeated for it: both have no
-        token where the rank has none."""
+        """With one token, a size of 1 is that of the sequence, or of an operand that is repeated
+        for it: both have no token where the rank has none."""
         one = self.ints([1])
         divisor = self.larger(length, one)
         limit = self.smaller(divisor, self.ints([2]))
@@ -209,7 +220,8 @@ class CacheSharder(_OfAnyLength):
 
     @property
     def part(self) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """The positions of the rank's keys, the number of all keys and the number of the rank's own."""
+        """The positions of the rank's keys, the number of all keys and the number of the rank's
+        own."""
         return self._part_of_keys()[:3]
 
     def _part_of_keys(self) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value]:
@@ -223,19 +235,27 @@ class CacheSharder(_OfAnyLength):
 
     def appended(self, node: ir.Node, place: Place, parts: list[ir.Value]) -> ir.Value:
         """The rank's part of the past and of the new tokens behind it."""
-        length, before = (self.shape(value, node)[place.dim] for value in (node.outputs[0], parts[0]))
+        length, before = (
+            self.shape(value, node)[place.dim] for value in (node.outputs[0], parts[0])
+        )
         if length != self.length or before != self.first.before or not place.alone:
-            raise Refusal("it joins other tokens than those of a cache and new ones behind them", node)
+            raise Refusal(
+                "it joins other tokens than those of a cache and new ones behind them", node
+            )
         own = self.past.local(parts[0], place, node)
         new = self.concat([self.whole(value, node) for value in parts[1:]], place.dim)
         appended = self.gather(new, self._part_of_keys()[3], place.dim)
         return self.concat([own, appended], place.dim)
 
     def _gathered_rows(self, node: ir.Node, gather: GatheredRows) -> ir.Value:
-        """The rank's part of rows of the past, each in its place, and of others that all ranks have."""
+        """The rank's part of rows of the past, each in its place, and of others that all ranks
+        have."""
         rows, axis = gather.rows.node, gather.axis
         first, *others = gather.rows.with_elements(self.info)
-        if self.shape(node.outputs[0], node)[axis] != self.length or self.shape(first, rows)[axis] != self.first.before:
+        if (
+            self.shape(node.outputs[0], node)[axis] != self.length
+            or self.shape(first, rows)[axis] != self.first.before
+        ):
             raise Refusal("it gathers rows of another length than those of the caches", node)
         own = self.past.local(first, Place(axis), rows)
         _, before, held = self.past.part
@@ -254,7 +274,8 @@ class CacheSharder(_OfAnyLength):
         return lambda _, attention, output: self._attention(self, attention, output)
 
     def own_form(self, value: ir.Value, node: ir.Node) -> ir.Value:
-        """The local form of a value that is as long as the keys or the past, and the whole form of any other."""
+        """The local form of a value that is as long as the keys or the past, and the whole form of
+        any other."""
         shape = self.shape(value, node)
         if self.first.before in shape and self.first.before.const is None:
             return self.past.local(value, Place(shape.index(self.first.before)), node)
@@ -277,18 +298,27 @@ class CacheSharder(_OfAnyLength):
 
     def _make_local(self, value: ir.Value, place: Place, reader: ir.Node | None) -> ir.Value:
         if value.name in self.axes and value in self.inputs:
-            raise Refusal(f"the cache {value.name!r} is read where its tokens and the new ones are expected", reader)
+            raise Refusal(
+                f"the cache {value.name!r} is read where its tokens and the new ones are expected",
+                reader,
+            )
         node = value.producer()
-        if node is not None and (gather := gathered_rows(node, self.info)) is not None and place == Place(gather.axis):
+        if (
+            node is not None
+            and (gather := gathered_rows(node, self.info)) is not None
+            and place == Place(gather.axis)
+        ):
             return self._gathered_rows(node, gather)
         return super()._make_local(value, place, reader)
 
 
 class PromptSharder(Sharder):
-    """The new graph of a model with caches for a prompt: the caches are empty, and no inputs any more.
+    """The new graph of a model with caches for a prompt: the caches are empty, and no inputs any
+    more.
 
     Args:
-        graph, info, length, axes, ranks, choose: as in Sharder. In `graph`, the caches have no tokens.
+        graph, info, length, axes, ranks, choose: as in Sharder. In `graph`, the caches have no
+            tokens.
         caches: the names of the inputs.
     """
 
@@ -304,7 +334,9 @@ class PromptSharder(Sharder):
     ) -> None:
         super().__init__(graph, info, length, axes, ranks, choose)
         self._caches = frozenset(caches)
-        self.inputs = {value: own for value, own in self.inputs.items() if value.name not in self._caches}
+        self.inputs = {
+            value: own for value, own in self.inputs.items() if value.name not in self._caches
+        }
 
     def joined(self, joined: Parts, place: Place) -> ir.Value:
         """The new tokens, which are joined with none."""
@@ -325,7 +357,8 @@ class PromptSharder(Sharder):
 
 
 class _Past(_OfAnyLength):
-    """The local forms of values that have the length of the past. Everything else is that of the owner."""
+    """The local forms of values that have the length of the past. Everything else is that of the
+    owner."""
 
     def __init__(self, owner: CacheSharder) -> None:
         vars(self).update(vars(owner))

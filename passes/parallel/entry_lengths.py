@@ -1,12 +1,16 @@
-"""Caches in which each batch entry has a number of keys of its own: the rows of present, gathered one by one.
+"""Caches in which each batch entry has a number of keys of its own: the rows of present, gathered
+one by one.
 
-A GroupQueryAttention is fused so, where past and present are separate buffers (attention_ops/group_cache.py):
+A GroupQueryAttention is fused so, where past and present are separate buffers
+(attention_ops/group_cache.py):
 
     places = torch.arange(T)[None]                          # T rows of present; past has P, before[b] of which are kept
-    source = torch.where(places < before, places, torch.where(places < after, places - before + P, last))
+    appended = torch.where(places < after, places - before + P, last)
+    source = torch.where(places < before, places, appended)
     present = torch.cat([past, new, zeros], dim=2)[entry, heads, source]
 
-    present  := GatherND(Concat(moved(past), new ..; axis of the tokens), Concat(entry ..; last axis))
+    present  := GatherND(Concat(moved(past), new ..; axis of the tokens), Concat(entry ..; last
+             axis))
     entry    := anything; the one of the tokens is moved(source)
     source   := Where(Less(place, before), place, Where(any, Add(Sub(place, before), held), last))
     place    := moved(Range(0, count, 1)), which counts along the tokens of present
@@ -14,9 +18,10 @@ A GroupQueryAttention is fused so, where past and present are separate buffers (
     last     := held or more
     moved(x) := x | Unsqueeze(moved(x)) | Expand(moved(x))
 
-A row of present whose source lies in past has the place of its source: before[b] rows are kept where they are. All
-others come from behind past. So a rank needs no other rank's rows: where the sequence is that of present, the row j of
-past that it wants is its own, and j / N is the place of this row in its part, for N ranks.
+A row of present whose source lies in past has the place of its source: before[b] rows are kept
+where they are. All others come from behind past. So a rank needs no other rank's rows: where the
+sequence is that of present, the row j of past that it wants is its own, and j / N is the place of
+this row in its part, for N ranks.
 """
 
 from __future__ import annotations
@@ -33,8 +38,9 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 @dataclass(frozen=True)
 class GatheredRows:
-    """A GatherND as above. `rows` is the Concat of past and what is behind it, along `axis`. `entries` are those of the
-    indices, of which that at `axis` picks the rows; `count` is the number of rows of present."""
+    """A GatherND as above. `rows` is the Concat of past and what is behind it, along `axis`.
+    `entries` are those of the indices, of which that at `axis` picks the rows; `count` is the
+    number of rows of present."""
 
     rows: Parts
     entries: tuple[ir.Value, ...]
@@ -47,7 +53,8 @@ class GatheredRows:
 
 
 def gathered_rows(node: ir.Node, info: ShapeInfo) -> GatheredRows | None:
-    """The gathered rows that a node gives; None where it is not proven that each row of past keeps its place."""
+    """The gathered rows that a node gives; None where it is not proven that each row of past keeps
+    its place."""
     if not is_op(node, "GatherND") or int_attr(node, "batch_dims", 0):
         return None
     data, indices = operands(node)
@@ -68,7 +75,8 @@ def gathered_rows(node: ir.Node, info: ShapeInfo) -> GatheredRows | None:
 
 
 def _counted(entry: ir.Value, held: Dim, axis: int, info: ShapeInfo) -> ir.Value | None:
-    """The number of rows that an entry picks along the axis, if it picks each row of past for its own place."""
+    """The number of rows that an entry picks along the axis, if it picks each row of past for its
+    own place."""
     choice = _operands(_unbroadcast(entry), "Where")
     if not choice:
         return None
@@ -97,7 +105,8 @@ def _range_along(entry: ir.Value, place: ir.Value, axis: int, info: ShapeInfo) -
     start, limit, step = counted
     if info.scalar(start) != 0 or info.scalar(step) != 1 or whole[axis] != own[0]:
         return None
-    # The dimension is found by its size alone. Another one of this size would leave it open along which it counts.
+    # The dimension is found by its size alone. Another one of this size would leave it open along
+    # which it counts.
     if whole.count(own[0]) != 1:
         return None
     return limit
@@ -109,7 +118,8 @@ def _unbroadcast(value: ir.Value) -> ir.Value:
 
 
 def _operands(value: ir.Value, op_type: str) -> tuple[ir.Value, ...]:
-    """The inputs of the node that makes the value, if it is of this type and has all of them; else none."""
+    """The inputs of the node that makes the value, if it is of this type and has all of them; else
+    none."""
     node = value.producer()
     if not is_op(node, op_type) or None in node.inputs:
         return ()

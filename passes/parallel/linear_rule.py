@@ -1,7 +1,7 @@
 """The forms of FlashLinearAttention and ShortConvolution: SequenceStates and SequenceTails.
 
-Their results carry the sequence, and the states behind the last token are whole. The ranks hand on what a token needs
-of the earlier ones: states of a fixed size, and the last tokens of a window.
+Their results carry the sequence, and the states behind the last token are whole. The ranks hand on
+what a token needs of the earlier ones: states of a fixed size, and the last tokens of a window.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.parallel.sharder import Sharder, collapsing_rule, local_rule
 
 TOKENS = {
-    "FlashLinearAttention": ("query", "key", "value", "decay", "beta", "low_rank_write", "low_rank_read"),
+    "FlashLinearAttention": (
+        "query",
+        "key",
+        "value",
+        "decay",
+        "beta",
+        "low_rank_write",
+        "low_rank_read",
+    ),
     "ShortConvolution": ("input",),
 }
 """The inputs with a row for each token."""
@@ -31,7 +39,10 @@ TAKEN = {
     "ShortConvolution": ("input", "weight", "bias", "past_state"),
 }
 """All inputs that are divided among ranks."""
-OF = {collectives.SPECS[name]: name for name in (collectives.SEQUENCE_STATES, collectives.SEQUENCE_TAILS)}
+OF = {
+    collectives.SPECS[name]: name
+    for name in (collectives.SEQUENCE_STATES, collectives.SEQUENCE_TAILS)
+}
 """The operator of the ranks by that of one process."""
 
 
@@ -44,7 +55,10 @@ def output(sharder: Sharder, node: ir.Node, number: int, place: Place) -> ir.Val
     _, attrs = operands_of(node)
     axis = axis_of(node.op_type, attrs)
     if place != Place(axis):
-        raise Refusal(f"its result is demanded in parts along dimension {place.dim}, not along its tokens", node)
+        raise Refusal(
+            f"its result is demanded in parts along dimension {place.dim}, not along its tokens",
+            node,
+        )
     return _made(sharder, node).outputs[0]
 
 
@@ -87,8 +101,11 @@ def _made(sharder: Sharder, node: ir.Node) -> ir.Node:
     return add_collective(sharder, node, OF[node.op_type], forms, attrs, names)
 
 
-def _bytes(sharder: Sharder, node: ir.Node, inputs: Mapping[str, ir.Value], attrs: Mapping[str, Any]) -> int:
-    """What a chunk hands on (fa_compiler/parallel/states.py). Raises Refusal where the sizes are unknown."""
+def _bytes(
+    sharder: Sharder, node: ir.Node, inputs: Mapping[str, ir.Value], attrs: Mapping[str, Any]
+) -> int:
+    """What a chunk hands on (fa_compiler/parallel/states.py). Raises Refusal where the sizes are
+    unknown."""
     sizes = {name: consts(sharder.shape(value, node)) for name, value in inputs.items()}
     if node.op_type == "ShortConvolution":
         channels, _, width = sizes["weight"]

@@ -2,12 +2,13 @@
 
 Each rule says for which demands it holds:
 
-    moves            any whose dimensions in the inputs are known by the form of the move; of Gather and its kin the
-                     sequence is among the indices, or a dimension of the data that is not looked up
+    moves            any whose dimensions in the inputs are known by the form of the move; of Gather
+                     and its kin the sequence is among the indices, or a dimension of the data that
+                     is not looked up
     elementwise      any; an operand that has 1 where the result has the sequence is whole
     along axes       norms, softmaxes, sums, sorting: over other dimensions than the sequence's
-    products         rows of the left or columns of the right operand of a MatMul or Gemm, a batch dimension of both;
-                     the letter of an Einsum that is in its result
+    products         rows of the left or columns of the right operand of a MatMul or Gemm, a batch
+                     dimension of both; the letter of an Einsum that is in its result
     Conv             windows of one token, of step 1 and without padding
     rotation         tokens that have a position each
     quantisation     one scale, or scales along other dimensions
@@ -37,7 +38,13 @@ from fa_compiler.passes.ops.elementwise import POINTWISE, drops_nothing
 from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.ops.moves import move_of
 from fa_compiler.passes.ops.parts import concat_of
-from fa_compiler.passes.ops.reduce import ALONG_AXES, ARGUMENTS, LAYER_NORMS, REDUCTIONS, axes_combined
+from fa_compiler.passes.ops.reduce import (
+    ALONG_AXES,
+    ARGUMENTS,
+    LAYER_NORMS,
+    REDUCTIONS,
+    axes_combined,
+)
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.parallel.sharder import INT64, Sharder, local_rule
 from fa_compiler.passes.values.positions import Positions
@@ -61,7 +68,8 @@ def size_at(sharder: Sharder, node: ir.Node, output: int, place: Place) -> tuple
 
 @local_rule(*MOVES)
 def carried(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
-    """The dimensions of the inputs that become the sequence's, by the form of the move (ops/moves.py).
+    """The dimensions of the inputs that become the sequence's, by the form of the move
+    (ops/moves.py).
 
     Moves that have sizes among their inputs have rules of their own, which replace this one.
     """
@@ -106,8 +114,8 @@ def _with_first_local(sharder: Sharder, node: ir.Node, place: Place) -> ir.Node:
 
 
 def _with_local(sharder: Sharder, node: ir.Node, place: Place, dims: Mapping[int, int]) -> ir.Node:
-    """The node for the rank's part of the inputs of these numbers, which have the sequence in these dimensions, and all
-    of the others."""
+    """The node for the rank's part of the inputs of these numbers, which have the sequence in these
+    dimensions, and all of the others."""
     forms: list[ir.Value | None] = []
     for number, value in enumerate(node.inputs):
         if number in dims:
@@ -220,9 +228,15 @@ def gemm(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value
     _, size = size_at(sharder, node, output, place)
     left, right = needed(node, 0), needed(node, 1)
     if place.dim == 0:
-        forms = [sharder.local(left, place.at(int_attr(node, "transA", 0)), node), sharder.whole(right, node)]
+        forms = [
+            sharder.local(left, place.at(int_attr(node, "transA", 0)), node),
+            sharder.whole(right, node),
+        ]
     else:
-        forms = [sharder.whole(left, node), sharder.local(right, place.at(1 - int_attr(node, "transB", 0)), node)]
+        forms = [
+            sharder.whole(left, node),
+            sharder.local(right, place.at(1 - int_attr(node, "transB", 0)), node),
+        ]
     addend = sharder.aligned(input_of(node, 2), place, 2, size, node)
     if addend is not None:
         forms.append(addend)
@@ -231,7 +245,8 @@ def gemm(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value
 
 @local_rule("Einsum")
 def einsum(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
-    """The sequence's letter is in the result, so nothing is summed over it. An operand may have 1 in its place."""
+    """The sequence's letter is in the result, so nothing is summed over it. An operand may have 1
+    in its place."""
     equation = text_attr(node, "equation", "").replace(" ", "")
     terms, arrow, result = equation.partition("->")
     operands = terms.split(",")
@@ -274,14 +289,16 @@ def one_hot(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Va
 
 @local_rule("RotaryEmbedding")
 def rotary(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
-    """Each token of [B, S, ..] or [B, N, S, D] is turned by the row of the tables that its position names, or by its
-    own row of tables [B, S, ..]."""
+    """Each token of [B, S, ..] or [B, N, S, D] is turned by the row of the tables that its position
+    names, or by its own row of tables [B, S, ..]."""
     tokens = len(sharder.shape(needed(node, 0), node)) - 2
     tables, positions = ((1, 2), 3) if node.domain in STANDARD else ((2, 3), 1)
     given = input_of(node, positions)
     if place.dim != tokens:
         raise Refusal("the sequence is not among its tokens", node)
-    if int_attr(node, "is_packed_batching", 0) or (given is not None and len(sharder.shape(given, node)) != 2):
+    if int_attr(node, "is_packed_batching", 0) or (
+        given is not None and len(sharder.shape(given, node)) != 2
+    ):
         raise Refusal("it counts the positions of its tokens by itself", node)
     rows = tables if given is None else (positions,)
     return _with_local(sharder, node, place, {0: tokens, **dict.fromkeys(rows, 1)}).outputs[output]
@@ -296,7 +313,10 @@ def convolution(sharder: Sharder, node: ir.Node, output: int, place: Place) -> i
         raise Refusal("the sequence is among its channels", node)
     if spatial >= 0:
         width = len(weight) - 2
-        steps, padding = ints_attr(node, "strides", [1] * width), ints_attr(node, "pads", [0] * (2 * width))
+        steps, padding = (
+            ints_attr(node, "strides", [1] * width),
+            ints_attr(node, "pads", [0] * (2 * width)),
+        )
         padded = padding[spatial] or padding[spatial + len(steps)]
         padded = padded or text_attr(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
         if weight[place.dim].const != 1 or steps[spatial] != 1 or padded:
@@ -322,7 +342,9 @@ def number_range(sharder: Sharder, node: ir.Node, output: int, place: Place) -> 
     (size,) = sharder.shape(node.outputs[0], node)
     dtype = sharder.info.dtype(node.outputs[0])
     if size != sharder.length or dtype not in (INT64, ir.DataType.INT32):
-        raise Refusal("its length is not proven to be that of the sequence, or it counts in floats", node)
+        raise Refusal(
+            "its length is not proven to be that of the sequence, or it counts in floats", node
+        )
     positions, _, _ = sharder.part
     return sharder.add(start, sharder.mul(sharder.cast(positions, dtype), step))
 
@@ -331,13 +353,16 @@ def number_range(sharder: Sharder, node: ir.Node, output: int, place: Place) -> 
 def filled(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
     """One number everywhere: only the size changes."""
     rank, _ = size_at(sharder, node, output, place)
-    return sharder.clone(node, [sharder.part_of_target(needed(node, 0), place.dim, rank, node)]).outputs[output]
+    return sharder.clone(
+        node, [sharder.part_of_target(needed(node, 0), place.dim, rank, node)]
+    ).outputs[output]
 
 
 @local_rule("ScatterND")
 def scatter_nd(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
-    """Updates of whole slices, where the sequence is a dimension behind those that the indices name; or updates of each
-    token by itself, where the indices along the sequence count its tokens."""
+    """Updates of whole slices, where the sequence is a dimension behind those that the indices
+    name; or updates of each token by itself, where the indices along the sequence count its
+    tokens."""
     data, indices, updates = (needed(node, index) for index in range(3))
     width = sharder.shape(indices, node)[-1].const
     rank, _ = size_at(sharder, node, output, place)
@@ -346,14 +371,20 @@ def scatter_nd(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir
     if place.dim < width:
         own, dim = _own_indices(sharder, node, indices, place.dim, width)
     else:
-        own, dim = sharder.whole(indices, node), len(sharder.shape(updates, node)) - rank + place.dim
+        own, dim = (
+            sharder.whole(indices, node),
+            len(sharder.shape(updates, node)) - rank + place.dim,
+        )
     forms = [sharder.local(data, place, node), own, sharder.local(updates, place.at(dim), node)]
     return sharder.clone(node, forms).outputs[output]
 
 
-def _own_indices(sharder: Sharder, node: ir.Node, indices: ir.Value, part: int, width: int) -> tuple[ir.Value, int]:
-    """The indices [.., width] of the rank's part, where entry `part` counts the tokens along one of their dimensions,
-    and this dimension. The indices are a Concat of one entry [.., 1] for each dimension that they name."""
+def _own_indices(
+    sharder: Sharder, node: ir.Node, indices: ir.Value, part: int, width: int
+) -> tuple[ir.Value, int]:
+    """The indices [.., width] of the rank's part, where entry `part` counts the tokens along one of
+    their dimensions, and this dimension. The indices are a Concat of one entry [.., 1] for each
+    dimension that they name."""
     joined, rank = concat_of(indices.producer(), sharder.info), len(sharder.shape(indices, node))
     if joined is None or not joined.is_last or len(joined.parts) != width:
         raise Refusal(f"{MIXES}: it writes to places along the sequence", node)
@@ -367,10 +398,14 @@ def _own_indices(sharder: Sharder, node: ir.Node, indices: ir.Value, part: int, 
 
 
 def _counts_along(sharder: Sharder, entry: ir.Value) -> int | None:
-    """The dimension along which an entry of indices counts the tokens of the sequence from 0; None if it does not."""
+    """The dimension along which an entry of indices counts the tokens of the sequence from 0; None
+    if it does not."""
     shape = sharder.settled.shape(entry)
     if shape is None or sharder.info.dtype(entry) != INT64:
         return None
     positions = Positions(sharder.info, shape)
     number, index = positions.number(entry, positions.identity_index), positions.identity_index
-    return next((dim for dim, size in enumerate(shape) if size == sharder.length and index[dim] == number), None)
+    return next(
+        (dim for dim, size in enumerate(shape) if size == sharder.length and index[dim] == number),
+        None,
+    )

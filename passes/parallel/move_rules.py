@@ -1,12 +1,16 @@
-"""The local forms of operators that move elements, and the whole forms of those that take tokens out of the sequence.
+"""The local forms of operators that move elements, and the whole forms of those that take tokens
+out of the sequence.
 
-Reshape, Flatten                            the sequence keeps its place in row-major order: the sizes before it and
-                                            behind it tell how it is merged with others (algebra/axes.py)
+Reshape, Flatten                            the sequence keeps its place in row-major order: the
+                                            sizes before it and behind it tell how it is merged with
+                                            others (algebra/axes.py)
 Expand, Concat, Split, Slice, Pad           along other dimensions
 Gather, Slice along the sequence            SelectTokens: the tokens that every rank then has
-ReduceSum, ReduceMean along the sequence,   AllReduce: sums that the ranks add. Those of 16 bits are float32 until all
-and products that sum over it               ranks are added, since a part may overflow where the whole does not. A mean
-                                            is the sum divided by the number, for integers as well
+ReduceSum, ReduceMean along the sequence,   AllReduce: sums that the ranks add. Those of 16 bits are
+                                            float32 until all
+and products that sum over it               ranks are added, since a part may overflow where the
+                                            whole does not. A mean is the sum divided by the number,
+                                            for integers as well
 ReduceMax, ReduceMin along the sequence     TokenExtremes, whose result the operator then reduces
 """
 
@@ -51,9 +55,11 @@ def reshape(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Va
     return sharder.clone(node, [local, target]).outputs[0]
 
 
-def moved_place(place: Place, shape: tuple[Dim, ...], other: tuple[Dim, ...], length: Dim) -> Place | None:
-    """The place of the sequence in a tensor of another shape that has the same elements in the same order; None where
-    it is not proven."""
+def moved_place(
+    place: Place, shape: tuple[Dim, ...], other: tuple[Dim, ...], length: Dim
+) -> Place | None:
+    """The place of the sequence in a tensor of another shape that has the same elements in the same
+    order; None where it is not proven."""
     space, axis = AxisSpace(), Axis(length)
     dims = [space.new(size) for size in shape]
     own = [*space.new(place.before), axis, *space.new(place.after)]
@@ -70,19 +76,27 @@ def moved_place(place: Place, shape: tuple[Dim, ...], other: tuple[Dim, ...], le
     return None
 
 
-def _part_of_reshape(sharder: Sharder, node: ir.Node, place: Place, own: Place, rank: int) -> ir.Value:
+def _part_of_reshape(
+    sharder: Sharder, node: ir.Node, place: Place, own: Place, rank: int
+) -> ir.Value:
     """The target of a Reshape for the rank's part.
 
-    0 copies a size. It stays where it copies the sequence's dimension to itself, or another dimension.
+    0 copies a size. It stays where it copies the sequence's dimension to itself, or another
+    dimension.
     """
     target = needed(node, 1)
     known = constant(target)
     zeros = [] if known is None else np.flatnonzero(known.reshape(-1) == 0).tolist()
     if own.dim in zeros and own.dim != place.dim:
-        raise Refusal(f"it copies the size of dimension {own.dim}, where the sequence was, to another one", node)
+        raise Refusal(
+            f"it copies the size of dimension {own.dim}, where the sequence was, to another one",
+            node,
+        )
     if known is not None and known.reshape(-1)[place.dim] in (0, -1):
         if known.reshape(-1)[place.dim] == 0 and own != place:
-            raise Refusal(f"it copies the size of dimension {place.dim}, where the sequence was not", node)
+            raise Refusal(
+                f"it copies the size of dimension {place.dim}, where the sequence was not", node
+            )
         return sharder.whole(target, node)
     if known is not None and -1 not in known:
         changed = known.reshape(-1).copy()
@@ -103,18 +117,23 @@ def expand(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Val
     dim = place.dim - (rank - targets)
     if dim < 0:
         return sharder.clone(node, [form, sharder.whole(target, node)]).outputs[output]
-    return sharder.clone(node, [form, sharder.part_of_target(target, dim, targets, node)]).outputs[output]
+    return sharder.clone(node, [form, sharder.part_of_target(target, dim, targets, node)]).outputs[
+        output
+    ]
 
 
 @local_rule("Concat")
 def concat(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
-    """Joined along another dimension, or one tensor alone; or new tokens behind those of a cache (caches.py)."""
+    """Joined along another dimension, or one tensor alone; or new tokens behind those of a cache
+    (caches.py)."""
     joined = concat_of(node, sharder.info)
     if joined is None:
         raise _of_unknown_rank(node)
     if len(joined.parts) > 1 and joined.axis == place.dim:
         return sharder.joined(joined, place)
-    return sharder.clone(node, [sharder.local(part, place, node) for part in joined.parts]).outputs[output]
+    return sharder.clone(node, [sharder.local(part, place, node) for part in joined.parts]).outputs[
+        output
+    ]
 
 
 @local_rule("Split")
@@ -125,7 +144,9 @@ def split(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Valu
         raise _of_unknown_rank(node)
     if split.axis == place.dim:
         raise Refusal(f"{MIXES}: it cuts the sequence", node)
-    return sharder.clone(node, [sharder.local(split.whole, place, node), *sharder.wholes(node, 1)]).outputs[output]
+    return sharder.clone(
+        node, [sharder.local(split.whole, place, node), *sharder.wholes(node, 1)]
+    ).outputs[output]
 
 
 def _of_unknown_rank(node: ir.Node) -> Refusal:
@@ -143,8 +164,12 @@ def cut(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
     if bounds is None:
         raise Refusal("where it cuts is unknown", node)
     if all(axis != place.dim for axis, _, _ in bounds):
-        return sharder.clone(node, [sharder.local(source, place, node), *sharder.wholes(node, 1)]).outputs[output]
-    if shape[place.dim] == result[place.dim] and all(step > 0 for axis, _, step in bounds if axis == place.dim):
+        return sharder.clone(
+            node, [sharder.local(source, place, node), *sharder.wholes(node, 1)]
+        ).outputs[output]
+    if shape[place.dim] == result[place.dim] and all(
+        step > 0 for axis, _, step in bounds if axis == place.dim
+    ):
         raise Refusal("it cuts several dimensions in one step", node)
     raise Refusal(f"{MIXES}: it cuts the sequence", node)
 
@@ -156,7 +181,9 @@ def pad(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
     pads = pads_along(node, sharder.info, len(sharder.shape(source, node)))
     if pads is None or pads.get(place.dim, NO_PADS) != NO_PADS:
         raise Refusal(f"{MIXES}: it pads the sequence, or is not proven to leave it as it is", node)
-    return sharder.clone(node, [sharder.local(source, place, node), *sharder.wholes(node, 1)]).outputs[output]
+    return sharder.clone(
+        node, [sharder.local(source, place, node), *sharder.wholes(node, 1)]
+    ).outputs[output]
 
 
 @collapsing_rule("Gather")
@@ -180,13 +207,16 @@ def cut_out(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     _, length, _ = sharder.part
     every = sharder.range(length)
     first, last, *steps = (
-        sharder.cast(sharder.whole(bound, node), INT64) for bound in without_none((begin, end, step))
+        sharder.cast(sharder.whole(bound, node), INT64)
+        for bound in without_none((begin, end, step))
     )
     indices = sharder.slice(every, first, last, [0], *steps)
     return _select(sharder, node, data, bounds[0][0], indices)
 
 
-def _select(sharder: Sharder, node: ir.Node, data: ir.Value, axis: int, indices: ir.Value) -> ir.Value:
+def _select(
+    sharder: Sharder, node: ir.Node, data: ir.Value, axis: int, indices: ir.Value
+) -> ir.Value:
     if sharder.shape(data, node)[axis] != sharder.length:
         raise Refusal(f"{MIXES}: a rank would need this result of all tokens", node)
     local = sharder.local(data, Place(axis), node)
@@ -195,7 +225,8 @@ def _select(sharder: Sharder, node: ir.Node, data: ir.Value, axis: int, indices:
 
 @collapsing_rule(*PRODUCTS)
 def contracted(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
-    """A product that sums over the sequence, such as the gradient of a weight: each rank sums over its own tokens."""
+    """A product that sums over the sequence, such as the gradient of a weight: each rank sums over
+    its own tokens."""
     shapes = [sharder.shape(needed(node, place), node) for place in (0, 1)]
     product = contraction(node, sharder.info)
     dims = [] if product is None else [labels.index(product.summed[0]) for labels in product.labels]
@@ -203,7 +234,9 @@ def contracted(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     repeats = is_op(node, "Einsum") and len({*sizes}) > 1  # it repeats an operand of size 1
     places = _places(sharder, sizes[0]) if sizes and not repeats else []
     if product is None or not places:  # the operator that reads it is to blame
-        raise Refusal(f"{MIXES}: each rank would need {node.outputs[output].name!r} of all tokens", None)
+        raise Refusal(
+            f"{MIXES}: each rank would need {node.outputs[output].name!r} of all tokens", None
+        )
     operands = list(zip(product.operands, dims, strict=True))
     cuts = [[(operand, place.at(dim)) for operand, dim in operands] for place in places]
     _, forms = _first_cut(sharder, node, cuts)
@@ -215,10 +248,11 @@ def contracted(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
 
 
 def _places(sharder: Sharder, size: Dim) -> list[Place]:
-    """Where the sequence may be in a dimension of this size: alone, or behind or before another one, such as the batch.
+    """Where the sequence may be in a dimension of this size: alone, or behind or before another
+    one, such as the batch.
 
-    For a sum over the dimension any of them would do, if all operands have it at the same place: each element belongs
-    to one rank. Only where it really is can a rank compute its part.
+    For a sum over the dimension any of them would do, if all operands have it at the same place:
+    each element belongs to one rank. Only where it really is can a rank compute its part.
     """
     if size == sharder.length:
         return [Place(0)]
@@ -249,7 +283,8 @@ def _known_dtype(sharder: Sharder, value: ir.Value, node: ir.Node) -> ir.DataTyp
 
 
 def _reduced_part(sharder: Sharder, node: ir.Node) -> tuple[ir.Value, Place, list[int]]:
-    """The rank's part of what a reduction over the sequence reduces, the place of the sequence in it, and the axes."""
+    """The rank's part of what a reduction over the sequence reduces, the place of the sequence in
+    it, and the axes."""
     source = needed(node, 0)
     shape = sharder.shape(source, node)
     axes = reduced_axes(sharder, node, len(shape))
@@ -260,7 +295,8 @@ def _reduced_part(sharder: Sharder, node: ir.Node) -> tuple[ir.Value, Place, lis
 
 @collapsing_rule(*EXTREMES)
 def extreme(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
-    """The largest or smallest token: the operator reduces what is left of the tokens of all ranks."""
+    """The largest or smallest token: the operator reduces what is left of the tokens of all
+    ranks."""
     local, place, _ = _reduced_part(sharder, node)
     attrs: dict[str, AttrValue] = {
         "axis": place.dim,
@@ -273,20 +309,25 @@ def extreme(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
 
 @collapsing_rule(*TOTALS)
 def summed(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
-    """A sum over the sequence: each rank adds its own tokens. A mean is divided by the number of all elements."""
+    """A sum over the sequence: each rank adds its own tokens. A mean is divided by the number of
+    all elements."""
     local, _, axes = _reduced_part(sharder, node)
     dtype = _known_dtype(sharder, node.outputs[0], node)
     wide = WIDER.get(dtype, dtype)
-    own = sharder.reduce("ReduceSum", sharder.cast(local, wide), axes, keepdims=int_attr(node, "keepdims", 1))
+    own = sharder.reduce(
+        "ReduceSum", sharder.cast(local, wide), axes, keepdims=int_attr(node, "keepdims", 1)
+    )
     total = sharder.collective(collectives.ALL_REDUCE, [own])
     if node.op_type == "ReduceMean":
         total = sharder.div(total, _number_of_elements(sharder, local, axes, wide))
     return sharder.cast(total, dtype)
 
 
-def _number_of_elements(sharder: Sharder, local: ir.Value, axes: list[int], dtype: ir.DataType) -> ir.Value:
-    """The number of elements along some axes of a whole tensor, of which the rank has a part, as a scalar; 1 where
-    there are none, whose mean is 0."""
+def _number_of_elements(
+    sharder: Sharder, local: ir.Value, axes: list[int], dtype: ir.DataType
+) -> ir.Value:
+    """The number of elements along some axes of a whole tensor, of which the rank has a part, as a
+    scalar; 1 where there are none, whose mean is 0."""
     _, length, count = sharder.part
     sizes = sharder.gather(sharder.shape_of(local), axes, 0)
     own = sharder.op("ReduceProd", [sizes], {"keepdims": 0})

@@ -47,14 +47,17 @@ AXES = told(
 class ParallelOptions:
     """What the user asks for. The texts at the fields tell users what an option does.
 
-    `axes` names the dimension of inputs that is the sequence; without it, it is found from the attentions. `length` and
-    `batch` are the sizes that the cost model takes, `machine` its figures. `prompt` says that the caches of the
-    model are empty: it is divided along its tokens. `sizes` are the sizes of all inputs, if each rank gets a graph of
-    its own for them (rank_graph.py). Such a graph cannot choose another method while it runs. `no_ring` is the reason
-    why no attention may be computed in a ring, if there is one.
+    `axes` names the dimension of inputs that is the sequence; without it, it is found from the
+    attentions. `length` and `batch` are the sizes that the cost model takes, `machine` its figures.
+    `prompt` says that the caches of the model are empty: it is divided along its tokens. `sizes`
+    are the sizes of all inputs, if each rank gets a graph of its own for them (rank_graph.py). Such
+    a graph cannot choose another method while it runs. `no_ring` is the reason why no attention may
+    be computed in a ring, if there is one.
     """
 
-    ranks: int = field(metadata=told("the number of ranks", name="sequence_parallel", metavar="N", kind=int))
+    ranks: int = field(
+        metadata=told("the number of ranks", name="sequence_parallel", metavar="N", kind=int)
+    )
     method: str = field(
         default=AUTO,
         metadata=told(
@@ -76,9 +79,13 @@ class ParallelOptions:
     )
     length: int = field(
         default=8192,
-        metadata=told("the tokens, or cached keys, for which auto chooses (default 8192)", metavar="N"),
+        metadata=told(
+            "the tokens, or cached keys, for which auto chooses (default 8192)", metavar="N"
+        ),
     )
-    batch: int = field(default=1, metadata=told("the batch for which auto chooses (default 1)", metavar="N"))
+    batch: int = field(
+        default=1, metadata=told("the batch for which auto chooses (default 1)", metavar="N")
+    )
     machine: Machine = field(
         default_factory=Machine,
         metadata=told(
@@ -94,7 +101,8 @@ class ParallelOptions:
 
 
 class ShardKeywords(TypedDict, total=False):
-    """The options of `ParallelOptions` besides the ranks as keywords of a function, with the types that users give."""
+    """The options of `ParallelOptions` besides the ranks as keywords of a function, with the types
+    that users give."""
 
     method: str
     axes: Mapping[str, int] | None

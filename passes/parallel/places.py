@@ -17,8 +17,8 @@ ONE = Dim(1)
 class Place:
     """The dimension `dim` of a tensor runs over the sequence.
 
-    A Reshape may have merged it with others. In row-major order the dimension then is [before, S, after], where S is
-    the length of the sequence.
+    A Reshape may have merged it with others. In row-major order the dimension then is [before, S,
+    after], where S is the length of the sequence.
     """
 
     dim: int
@@ -36,7 +36,8 @@ class Place:
 
 
 class Refusal(Exception):
-    """Raised where the graph cannot be cut along the sequence. The text is a sentence without the node's name."""
+    """Raised where the graph cannot be cut along the sequence. The text is a sentence without the
+    node's name."""
 
     def __init__(self, reason: str, node: ir.Node | None) -> None:
         super().__init__(reason)
@@ -45,7 +46,8 @@ class Refusal(Exception):
 
     @property
     def sentence(self) -> str:
-        """The reason with the name and the type of the node, and a name of the user's where this one is ours."""
+        """The reason with the name and the type of the node, and a name of the user's where this
+        one is ours."""
         if self.node is None:
             return self.reason
         kind = self.node.op_type

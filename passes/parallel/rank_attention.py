@@ -1,30 +1,33 @@
 """The SequenceAttention of one rank as FlashAttentionScore nodes and messages.
 
-    gather        Two HcomAllGather bring key and value of all tokens. Each chunk of the rank's queries attends to the
-                  keys that the band leaves it.
-    all-to-all    HcomAllToAll of query, key and value bring all tokens of the rank's heads. After one attention,
-                  another HcomAllToAll gives the rows back.
-    ring          Key and value go around in one tensor, by HcomSend and HcomReceive. Each chunk of queries attends to
-                  each chunk of keys that arrives, if the band leaves it one of them, and RingAttentionUpdate joins the
-                  results by the maximum and sum of each row.
+    gather        Two HcomAllGather bring key and value of all tokens. Each chunk of the rank's
+                  queries attends to the keys that the band leaves it.
+    all-to-all    HcomAllToAll of query, key and value bring all tokens of the rank's heads. After
+                  one attention, another HcomAllToAll gives the rows back.
+    ring          Key and value go around in one tensor, by HcomSend and HcomReceive. Each chunk of
+                  queries attends to each chunk of keys that arrives, if the band leaves it one of
+                  them, and RingAttentionUpdate joins the results by the maximum and sum of each
+                  row.
 
 All of them compute in the layout SBH, in which tokens come first. The band is
 
     no mask    where it excludes no key of the call
     mode 3     where it is a triangle that ends in the bottom right corner
     mode 4     any other band that leaves each row a key
-    a tensor   if there is a mask, which then includes the band, or a row without a key: mode 0 with the tensor alone
+    a tensor   if there is a mask, which then includes the band, or a row without a key: mode 0 with
+               the tensor alone
 
-In modes 3 and 4 the diagonals are counted from the bottom right corner, which is the pair of the last row and the last
-key. For rows [r0, r1) and keys [c0, c1) of the sequence, j - i is c1 - r1 there. So `after` becomes after - (c1 - r1)
-and `pre` becomes pre + (c1 - r1).
+In modes 3 and 4 the diagonals are counted from the bottom right corner, which is the pair of the
+last row and the last key. For rows [r0, r1) and keys [c0, c1) of the sequence, j - i is c1 - r1
+there. So `after` becomes after - (c1 - r1) and `pre` becomes pre + (c1 - r1).
 
-A part of the keys may leave a row none. The device gives 0 for such a row, with the lowest number as its maximum and
-the largest one as its sum. Keys with a bias of the lowest number have this maximum, too, so the sum of a part without
-keys becomes 0: RingAttentionUpdate gives it no weight beside any other part. Where the device does not have this rule
-(a mask that it does not look into, without inner_precise 2), the row is a mean of masked values with the lowest number
-as its maximum: it has no weight beside keys of larger scores. A bias may not be infinite, because a part whose scores
-are all infinite has no maximum to join (attention_rule.py).
+A part of the keys may leave a row none. The device gives 0 for such a row, with the lowest number
+as its maximum and the largest one as its sum. Keys with a bias of the lowest number have this
+maximum, too, so the sum of a part without keys becomes 0: RingAttentionUpdate gives it no weight
+beside any other part. Where the device does not have this rule (a mask that it does not look into,
+without inner_precise 2), the row is a mean of masked values with the lowest number as its maximum:
+it has no weight beside keys of larger scores. A bias may not be infinite, because a part whose
+scores are all infinite has no maximum to join (attention_rule.py).
 """
 
 from __future__ import annotations
@@ -38,7 +41,13 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, GRAPH_OP, bind_inputs, get, place_inputs
-from fa_compiler.op_registry.collectives import ALL_TO_ALL, FORWARD_OUTPUTS, GATHER, Chunk, keys_in_band
+from fa_compiler.op_registry.collectives import (
+    ALL_TO_ALL,
+    FORWARD_OUTPUTS,
+    GATHER,
+    Chunk,
+    keys_in_band,
+)
 from fa_compiler.op_registry.constraints.training import compressed_mask
 from fa_compiler.op_registry.geometry import UNLIMITED
 from fa_compiler.passes.ir.nodes import attribute_values, certain, without_absent
@@ -57,11 +66,15 @@ def sequence_attention(emit: RankEmitter, node: ir.Node) -> ir.Value:
     bound = bind_inputs(get(GRAPH_OP), list(node.inputs), attrs)
     inputs = {name: value for name, value in bound.items() if isinstance(value, ir.Value)}
     if "query_rope" in inputs or "key_rope" in inputs:
-        raise Refusal("its rotated parts are separate inputs, which the ranks do not exchange", node)
+        raise Refusal(
+            "its rotated parts are separate inputs, which the ranks do not exchange", node
+        )
     if min(attrs[name] for name in LIMITS) < 0:
         raise Refusal("its band leaves out the key of the row itself", node)
     layout, heads = str(attrs["input_layout"]), int(attrs["head_num"])
-    query, key, value = (_tokens_first(emit, inputs[name], layout) for name in ("query", "key", "value"))
+    query, key, value = (
+        _tokens_first(emit, inputs[name], layout) for name in ("query", "key", "value")
+    )
     size = emit.shape(query)[2] // heads
     own = ("input_layout", "head_num", "sparse_mode", *LIMITS)
     known = set(get(GRAPH_OP, emit.cann).attr_names).difference(own)
@@ -106,8 +119,9 @@ def _from_tokens_first(emit: RankEmitter, x: ir.Value, layout: str, heads: int) 
 class _Attention:
     """The attention of one rank: what its calls have in common.
 
-    `pre` and `after` are the diagonals of the band, in positions of the sequence. The rows of `mask` and `bias` are
-    those of the queries, or 1; their columns are the keys of the sequence, or 1.
+    `pre` and `after` are the diagonals of the band, in positions of the sequence. The rows of
+    `mask` and `bias` are those of the queries, or 1; their columns are the keys of the sequence,
+    or 1.
     """
 
     emit: RankEmitter
@@ -125,13 +139,23 @@ class _Attention:
         return keys_in_band(rows, keys, self.pre, self.after)
 
     def call(
-        self, tensors: Sequence[ir.Value], rows: Chunk, keys: Chunk, first: int, wanted: Sequence[str] = (OUT,)
+        self,
+        tensors: Sequence[ir.Value],
+        rows: Chunk,
+        keys: Chunk,
+        first: int,
+        wanted: Sequence[str] = (OUT,),
     ) -> dict[str, ir.Value]:
-        """The wanted outputs of one FlashAttentionScore. `tensors` are query, key and value of these rows and keys of
-        the sequence; `first` is the place of the first row among the rows of mask and bias."""
+        """The wanted outputs of one FlashAttentionScore. `tensors` are query, key and value of
+        these rows and keys of the sequence; `first` is the place of the first row among the rows of
+        mask and bias."""
         spec = get(GRAPH_OP, self.emit.cann)
         mask, mode, pre, after = self._band(rows, keys, first)
-        inputs = {**dict(zip(("query", "key", "value"), tensors, strict=True)), "atten_mask": mask, "sink": self.sink}
+        inputs = {
+            **dict(zip(("query", "key", "value"), tensors, strict=True)),
+            "atten_mask": mask,
+            "sink": self.sink,
+        }
         inputs["real_shift"] = self._rows_and_keys(self.bias, rows, keys, first)
         attrs = {**self.attrs, "head_num": self.heads, "input_layout": "SBH", "sparse_mode": mode}
         attrs |= {"pre_tockens": pre, "next_tockens": after}
@@ -153,7 +177,8 @@ class _Attention:
             pre = self.pre + shift
         if upper:
             after = self.after - shift
-        empty = rows[0] + self.after < keys[0] or rows[1] - 1 - self.pre >= keys[1]  # has the first or last row no key?
+        # has the first or last row no key?
+        empty = rows[0] + self.after < keys[0] or rows[1] - 1 - self.pre >= keys[1]
         if mask is None and not lower and not upper:
             return None, 0, UNLIMITED, UNLIMITED
         if mask is None and not empty and min(pre, after) >= 0:
@@ -166,7 +191,12 @@ class _Attention:
             tensors += self._outside("Less", rows, keys, -self.pre)
         if upper:
             tensors += self._outside("Greater", rows, keys, self.after)
-        return reduce(lambda one, other: self.emit.or_(one, other), tensors), 0, UNLIMITED, UNLIMITED
+        return (
+            reduce(lambda one, other: self.emit.or_(one, other), tensors),
+            0,
+            UNLIMITED,
+            UNLIMITED,
+        )
 
     def _outside(self, op_type: str, rows: Chunk, keys: Chunk, limit: int) -> list[ir.Value]:
         """The positions beyond a diagonal of the band, [rows, keys]."""
@@ -174,7 +204,9 @@ class _Attention:
         limits = self.emit.constant(np.arange(*rows, dtype=np.int64)[:, None] + limit, "rows")
         return [self.emit.op(op_type, [places, limits])]
 
-    def _rows_and_keys(self, x: ir.Value | None, rows: Chunk, keys: Chunk, first: int) -> ir.Value | None:
+    def _rows_and_keys(
+        self, x: ir.Value | None, rows: Chunk, keys: Chunk, first: int
+    ) -> ir.Value | None:
         """The part of a mask or bias for these rows and keys; None without one."""
         if x is None:
             return None
@@ -222,7 +254,9 @@ def _by_all_to_all(call: _Attention, query: ir.Value, key: ir.Value, value: ir.V
     own, group = call.heads // rank.ranks, call.heads // call.key_heads
     first_heads = [number * own // group for number in range(rank.ranks)]
     own_keys = max(1, own // group)
-    queries = _to_heads(emit, query, call.heads, [number * own for number in range(rank.ranks)], own)
+    queries = _to_heads(
+        emit, query, call.heads, [number * own for number in range(rank.ranks)], own
+    )
     others = [_to_heads(emit, part, call.key_heads, first_heads, own_keys) for part in (key, value)]
     whole = (0, rank.length)
     mine = call.of_heads((rank.number * own, rank.number * own + own), own_keys)
@@ -233,9 +267,11 @@ def _by_all_to_all(call: _Attention, query: ir.Value, key: ir.Value, value: ir.V
     return emit.reshape(joined, (rank.count, batch, rank.ranks * width))
 
 
-def _to_heads(emit: RankEmitter, x: ir.Value, heads: int, starts: Sequence[int], count: int) -> ir.Value:
-    """All tokens of the rank's heads, [S, B, count * size], from its tokens of all heads. Rank r has `count` heads from
-    `starts[r]` on; ranks may share them."""
+def _to_heads(
+    emit: RankEmitter, x: ir.Value, heads: int, starts: Sequence[int], count: int
+) -> ir.Value:
+    """All tokens of the rank's heads, [S, B, count * size], from its tokens of all heads. Rank r
+    has `count` heads from `starts[r]` on; ranks may share them."""
     ranks = emit.rank.ranks
     tokens, batch, width = emit.shape(x)
     size = width // heads
@@ -274,13 +310,19 @@ def _by_ring(call: _Attention, query: ir.Value, key: ir.Value, value: ir.Value) 
     return emit.concat([result[OUT] for result in results], 0)
 
 
-def _joined(emit: RankEmitter, one: Mapping[str, ir.Value], other: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
+def _joined(
+    emit: RankEmitter, one: Mapping[str, ir.Value], other: Mapping[str, ir.Value]
+) -> dict[str, ir.Value]:
     """Two partial results of the same rows as one.
 
-    A part without a key gets the sum 0, except the second of two such parts: their result is such a part, too.
+    A part without a key gets the sum 0, except the second of two such parts: their result is such a
+    part, too.
     """
-    half, nothing = (emit.constant(np.array(number, np.float32)) for number in (FLOAT32_MAX / 2, 0.0))
-    has, also = (emit.less(part[SUM], half) for part in (one, other))  # a sum is at most the number of keys
+    half, nothing = (
+        emit.constant(np.array(number, np.float32)) for number in (FLOAT32_MAX / 2, 0.0)
+    )
+    # a sum is at most the number of keys
+    has, also = (emit.less(part[SUM], half) for part in (one, other))
     counts = emit.or_(also, emit.not_(has))
     one = {**one, SUM: emit.where(has, one[SUM], nothing)}
     other = {**other, SUM: emit.where(counts, other[SUM], nothing)}

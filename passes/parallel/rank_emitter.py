@@ -20,7 +20,13 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 INT64 = ir.DataType.INT64
 CARRIED_AS = {ir.DataType.BFLOAT16: ir.DataType.FLOAT, ir.DataType.BOOL: ir.DataType.INT8}
 """For types that HCCL's operators do not take: a type that holds each of their numbers."""
-ADDED = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32)
+ADDED = (
+    ir.DataType.FLOAT,
+    ir.DataType.FLOAT16,
+    ir.DataType.INT8,
+    ir.DataType.INT16,
+    ir.DataType.INT32,
+)
 """The types that HcomAllReduce takes."""
 
 
@@ -54,15 +60,19 @@ class Rank:
     @property
     def chunks_by_rank(self) -> list[int]:
         """The numbers of all chunks, in the order of the ranks that have them."""
-        numbers = (collectives.chunk_numbers(self.order, self.ranks, rank) for rank in range(self.ranks))
+        numbers = (
+            collectives.chunk_numbers(self.order, self.ranks, rank) for rank in range(self.ranks)
+        )
         return [number for own in numbers for number in own]
 
 
 class RankEmitter(Operators):
-    """Makes nodes in front of `place`, the node that they replace. Sizes must be known: a method raises Refusal, with
-    the name of this node, for a tensor of which they are not."""
+    """Makes nodes in front of `place`, the node that they replace. Sizes must be known: a method
+    raises Refusal, with the name of this node, for a tensor of which they are not."""
 
-    def __init__(self, graph: ir.Graph, names: Names, info: ShapeInfo, rank: Rank, cann: str | None) -> None:
+    def __init__(
+        self, graph: ir.Graph, names: Names, info: ShapeInfo, rank: Rank, cann: str | None
+    ) -> None:
         self.graph, self.names, self.info, self.rank, self.cann = graph, names, info, rank, cann
         self.place: ir.Node | None = None
         self._constants: dict[tuple[object, ...], ir.Value] = {}
@@ -97,7 +107,9 @@ class RankEmitter(Operators):
         """A new node."""
         assert self.place is not None
         name = self.names.new(f"{self.place.name or self.place.op_type}/{op_type}")
-        made = ir.node(op_type, list(inputs), dict(attrs or {}), domain=domain, num_outputs=outputs, name=name)
+        made = ir.node(
+            op_type, list(inputs), dict(attrs or {}), domain=domain, num_outputs=outputs, name=name
+        )
         for output in made.outputs:
             output.name = self.names.new(f"{name}_output")
         self.graph.insert_before(self.place, made)
@@ -107,14 +119,17 @@ class RankEmitter(Operators):
         return made
 
     def op(
-        self, op_type: str, inputs: Sequence[ir.Value | None], attrs: Mapping[str, AttrValue] | None = None
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attrs: Mapping[str, AttrValue] | None = None,
     ) -> ir.Value:
         """The only output of a new standard node."""
         return self.node(op_type, inputs, attrs).outputs[0]
 
     def constant(self, array: np.ndarray, stem: str = "const") -> ir.Value:
-        """An initializer with this content; the same one for equal content. Its name tells the rank, because graphs of
-        other ranks have other contents."""
+        """An initializer with this content; the same one for equal content. Its name tells the
+        rank, because graphs of other ranks have other contents."""
         key = content_key(array)
         if key not in self._constants:
             tensor = ir.tensor(array, name=self.names.new(f"rank_{self.rank.number}_{stem}"))
@@ -161,7 +176,8 @@ class RankEmitter(Operators):
     # -- the order of tokens ------------------------------------------------------------------
 
     def in_sequence(self, x: ir.Value) -> ir.Value:
-        """A tensor whose first axis has the tokens of all ranks by rank, with them in the order of the sequence."""
+        """A tensor whose first axis has the tokens of all ranks by rank, with them in the order of
+        the sequence."""
         return self._chunks_moved(x, [int(place) for place in np.argsort(self.rank.chunks_by_rank)])
 
     def by_rank(self, x: ir.Value) -> ir.Value:
@@ -179,12 +195,18 @@ class RankEmitter(Operators):
 
     def gathered(self, x: ir.Value) -> ir.Value:
         """The tensors of all ranks along axis 0, by rank."""
-        attrs: dict[str, AttrValue] = {"rank_size": self.rank.ranks, "group": hcom.WORLD, "fusion": 0}
+        attrs: dict[str, AttrValue] = {
+            "rank_size": self.rank.ranks,
+            "group": hcom.WORLD,
+            "fusion": 0,
+        }
         return self._carried(x, lambda own: self._message(hcom.ALL_GATHER, [own], attrs))
 
     def exchanged(self, x: ir.Value) -> ir.Value:
         """The blocks along axis 0 that the ranks send here, by rank. Block r goes to rank r."""
-        return self._carried(x, lambda own: self._message(hcom.ALL_TO_ALL, [own], {"group": hcom.WORLD}))
+        return self._carried(
+            x, lambda own: self._message(hcom.ALL_TO_ALL, [own], {"group": hcom.WORLD})
+        )
 
     def reduced(self, x: ir.Value, reduction: str) -> ir.Value:
         """The sum, max or min over the ranks, each element by itself."""
@@ -200,13 +222,15 @@ class RankEmitter(Operators):
         return self.reduce(f"Reduce{reduction.capitalize()}", x, [axis], keepdims=0)
 
     def passed_on(self, x: ir.Value) -> ir.Value:
-        """The tensor of the previous rank, of the same type and shape, while the next rank gets this one.
+        """The tensor of the previous rank, of the same type and shape, while the next rank gets
+        this one.
 
-        Ranks of even number send first, and the others receive first. An HcomSend waits for its HcomReceive, so ranks
-        that all send first would wait for each other forever. Here a rank of odd number receives from its neighbour of
-        even number, which sends to it, and neither waits for a third rank. Then they turn: the odd ranks send, and the
-        even ones receive. If the number of ranks is odd, the last one and rank 0 are both even: rank 0 receives from
-        the last one when it has sent to rank 1, and rank 1 waits for nothing else.
+        Ranks of even number send first, and the others receive first. An HcomSend waits for its
+        HcomReceive, so ranks that all send first would wait for each other forever. Here a rank of
+        odd number receives from its neighbour of even number, which sends to it, and neither waits
+        for a third rank. Then they turn: the odd ranks send, and the even ones receive. If the
+        number of ranks is odd, the last one and rank 0 are both even: rank 0 receives from the last
+        one when it has sent to rank 1, and rank 1 waits for nothing else.
         """
         rank, ranks = self.rank.number, self.rank.ranks
         common: dict[str, AttrValue] = {"group": hcom.WORLD, "sr_tag": self._tags}
@@ -214,7 +238,12 @@ class RankEmitter(Operators):
         dtype = self.dtype(x)
         own = self.cast(x, CARRIED_AS.get(dtype, dtype))
         towards = {**common, "dest_rank": (rank + 1) % ranks}
-        source = {**common, "src_rank": (rank - 1) % ranks, "shape": self.shape(own), "dtype": int(self.dtype(own))}
+        source = {
+            **common,
+            "src_rank": (rank - 1) % ranks,
+            "shape": self.shape(own),
+            "dtype": int(self.dtype(own)),
+        }
         if rank % 2 == 0:
             self.node(hcom.SEND, [own], towards, DOMAIN, outputs=0)
             received = self._message(hcom.RECEIVE, [], source)
@@ -223,7 +252,9 @@ class RankEmitter(Operators):
             self.node(hcom.SEND, [own], towards, DOMAIN, outputs=0)
         return self.cast(received, dtype)
 
-    def _message(self, op_type: str, inputs: Sequence[ir.Value], attrs: Mapping[str, AttrValue]) -> ir.Value:
+    def _message(
+        self, op_type: str, inputs: Sequence[ir.Value], attrs: Mapping[str, AttrValue]
+    ) -> ir.Value:
         return self.node(op_type, inputs, attrs, DOMAIN).outputs[0]
 
     def _carried(self, x: ir.Value, send: Callable[[ir.Value], ir.Value]) -> ir.Value:

@@ -1,4 +1,5 @@
-"""The graph of one rank, with constants for its number, positions and sizes, from the graph that all ranks share.
+"""The graph of one rank, with constants for its number, positions and sizes, from the graph that
+all ranks share.
 
     operator             becomes
     -------------------  ---------------------------------------------------------------------------------------------
@@ -11,8 +12,9 @@
                          brings these candidates together, and Gather keeps those of the owners
     SequenceAttention    rank_attention.py
 
-The messages (op_registry/hcom.py) are in the same order in the graphs of all ranks: in that of the operators above, and
-within one of them in that of its steps. They have to be run in this order, because ranks wait for each other.
+The messages (op_registry/hcom.py) are in the same order in the graphs of all ranks: in that of the
+operators above, and within one of them in that of its steps. They have to be run in this order,
+because ranks wait for each other.
 """
 
 from __future__ import annotations
@@ -37,15 +39,23 @@ NO_TRAINING = "a training graph has no form for single ranks; shard writes one f
 def length_of(report: ShardReport, sizes: Mapping[str, Sequence[int]]) -> int:
     """The number of tokens in inputs of these sizes.
 
-    Raises Refusal if the inputs have sequences of several lengths, or if there are no equal chunks of so many tokens.
+    Raises Refusal if the inputs have sequences of several lengths, or if there are no equal chunks
+    of so many tokens.
     """
     lengths = {name: sizes[name][axis] for name, axis in report.inputs.items() if axis is not None}
     if len(set(lengths.values())) != 1:
         told = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
-        raise Refusal(f"the inputs need sequences of one length, and {told or 'there is none'}", None)
-    length, count = next(iter(lengths.values())), collectives.chunk_count(report.order, report.ranks)
+        raise Refusal(
+            f"the inputs need sequences of one length, and {told or 'there is none'}", None
+        )
+    length, count = (
+        next(iter(lengths.values())),
+        collectives.chunk_count(report.order, report.ranks),
+    )
     if rest := length % count:
-        possible = " or ".join(str(other) for other in (length - rest, length - rest + count) if other)
+        possible = " or ".join(
+            str(other) for other in (length - rest, length - rest + count) if other
+        )
         raise Refusal(
             f"{length} tokens cannot be cut into {count} equal chunks, which {report.ranks} ranks need; {possible} can",
             None,
@@ -54,11 +64,15 @@ def length_of(report: ShardReport, sizes: Mapping[str, Sequence[int]]) -> int:
 
 
 def rank_graph(
-    model: ir.Model, report: ShardReport, rank: Rank, sizes: Mapping[str, Sequence[int]], cann: str | None = None
+    model: ir.Model,
+    report: ShardReport,
+    rank: Rank,
+    sizes: Mapping[str, Sequence[int]],
+    cann: str | None = None,
 ) -> ir.Model:
-    """The model of one rank, from that of all ranks, which stays as it is. `sizes` are those of the inputs, with the
-    whole sequence. `cann` is the CANN version whose prototypes the operators have; None is the newest. Raises
-    Refusal."""
+    """The model of one rank, from that of all ranks, which stays as it is. `sizes` are those of the
+    inputs, with the whole sequence. `cann` is the CANN version whose prototypes the operators have;
+    None is the newest. Raises Refusal."""
     made = model.clone()
     graph = made.graph
     graph.name = f"{graph.name or 'model'}_rank_{rank.number}"
@@ -99,7 +113,10 @@ def _results(emit: RankEmitter, node: ir.Node) -> list[ir.Value]:
         return [emit.reduced(part, "sum")]
     axis = node.attributes["axis"].as_int()
     if node.op_type == collectives.TOKEN_EXTREMES:
-        inner, reduction = node.attributes["inner"].as_int(), node.attributes["reduction"].as_string()
+        inner, reduction = (
+            node.attributes["inner"].as_int(),
+            node.attributes["reduction"].as_string(),
+        )
         return [_extremes(emit, part, axis, inner, reduction)]
     if node.op_type == collectives.SELECT_TOKENS:
         indices = certain(node.inputs[1])
@@ -131,7 +148,8 @@ def _selected(emit: RankEmitter, part: ir.Value, indices: ir.Value, axis: int) -
 
 
 def _owners(emit: RankEmitter, indices: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """For each index of a token the rank that has it, and its place among the tokens of this rank, int64."""
+    """For each index of a token the rank that has it, and its place among the tokens of this rank,
+    int64."""
     rank = emit.rank
     owner, place = collectives.owners([rank.positions(number) for number in range(rank.ranks)])
     known = constant(indices)
@@ -142,17 +160,25 @@ def _owners(emit: RankEmitter, indices: ir.Value) -> tuple[ir.Value, ir.Value]:
         return emit.constant(owner[known]), emit.constant(place[known])
     numbers = emit.cast(indices, INT64)
     negative = emit.less(numbers, emit.constant(np.array(0, np.int64)))
-    numbers = emit.where(negative, emit.add(numbers, emit.constant(np.array(rank.length, np.int64))), numbers)
-    return emit.gather(emit.constant(owner), numbers, 0), emit.gather(emit.constant(place), numbers, 0)
+    numbers = emit.where(
+        negative, emit.add(numbers, emit.constant(np.array(rank.length, np.int64))), numbers
+    )
+    return emit.gather(emit.constant(owner), numbers, 0), emit.gather(
+        emit.constant(place), numbers, 0
+    )
 
 
 def _replace(emit: RankEmitter, node: ir.Node, results: list[ir.Value]) -> None:
-    """Put new values in the place of a node's outputs. An output of the model keeps its name, so an Identity makes it
-    where the new value has another one that stays."""
+    """Put new values in the place of a node's outputs. An output of the model keeps its name, so an
+    Identity makes it where the new value has another one that stays."""
     for old, new in zip(node.outputs, results, strict=True):
         if old.is_graph_output():
             name, old.name = old.name, None
-            new = new if new.producer() is not None and not new.is_graph_output() else emit.op("Identity", [new])
+            new = (
+                new
+                if new.producer() is not None and not new.is_graph_output()
+                else emit.op("Identity", [new])
+            )
             new.name, new.shape = name, old.shape
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     emit.graph.remove(node, safe=True)

@@ -1,4 +1,5 @@
-"""From a fused model to the model that all ranks run: finds the sequence, makes the new graph, and reports."""
+"""From a fused model to the model that all ranks run: finds the sequence, makes the new graph, and
+reports."""
 
 from __future__ import annotations
 
@@ -43,18 +44,19 @@ RULES = (attention_rule, linear_rule, local_rules, move_rules)
 
 LINEAR = "FlashLinearAttention"
 _DEPTH = 1_000_000
-"""The depth of calls while a graph is made: a chain of nodes is as many calls deep as it is long."""
+"""The depth of calls while a graph is made: a chain of nodes is as many calls deep as it is
+long."""
 
 
 @dataclass(frozen=True)
 class ShardReport:
     """What became of a model.
 
-    `inputs` and `outputs` give the dimension of the sequence, None for a tensor that is whole on every rank. `gathered`
-    are the inputs of which every rank gets all tokens. `caches` gives for each input that is a cache the output that
-    has it with the new tokens; it is empty for a model that does not decode. `length` is the number of tokens that the
-    cost model took, and `batch` that of the sequences. `handed` are the layers of which the ranks hand on states or
-    tokens.
+    `inputs` and `outputs` give the dimension of the sequence, None for a tensor that is whole on
+    every rank. `gathered` are the inputs of which every rank gets all tokens. `caches` gives for
+    each input that is a cache the output that has it with the new tokens; it is empty for a model
+    that does not decode. `length` is the number of tokens that the cost model took, and `batch`
+    that of the sequences. `handed` are the layers of which the ranks hand on states or tokens.
     """
 
     ranks: int
@@ -71,8 +73,8 @@ class ShardReport:
 
 
 def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardReport]:
-    """The model of the ranks, and what became of it. The given model stays as it is, but for the names of sizes
-    and, for a prompt, the number of cached tokens.
+    """The model of the ranks, and what became of it. The given model stays as it is, but for the
+    names of sizes and, for a prompt, the number of cached tokens.
 
     Raises Refusal.
     """
@@ -87,7 +89,9 @@ def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardRep
         outputs = [_output(sharder, value, parts) for value in graph.outputs]
     order = _order(sharder, caches)
     axes_of = {"inputs": {name: axes.get(name) for value in sharder.inputs if (name := value.name)}}
-    axes_of["outputs"] = {name_of(value): axis for value, (_, axis) in zip(graph.outputs, outputs, strict=True)}
+    axes_of["outputs"] = {
+        name_of(value): axis for value, (_, axis) in zip(graph.outputs, outputs, strict=True)
+    }
     result = _model(model, sharder, [value for value, _ in outputs])
     record: dict[str, Any] = {"ranks": options.ranks, "order": order, **axes_of}
     if caches:
@@ -110,11 +114,19 @@ def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardRep
     )
 
 
-def _sharder(model: ir.Model, options: ParallelOptions) -> tuple[Sharder, dict[str, int], list[Joined]]:
-    """What makes the ranks' graph, the dimensions of the sequence of inputs, and the caches that are in parts. Raises
-    Refusal."""
+def _sharder(
+    model: ir.Model, options: ParallelOptions
+) -> tuple[Sharder, dict[str, int], list[Joined]]:
+    """What makes the ranks' graph, the dimensions of the sequence of inputs, and the caches that
+    are in parts. Raises Refusal."""
     graph, info = model.graph, analyse(model)
-    chosen = partial(choose, wanted=options.method, ranks=options.ranks, batch=options.batch, machine=options.machine)
+    chosen = partial(
+        choose,
+        wanted=options.method,
+        ranks=options.ranks,
+        batch=options.batch,
+        machine=options.machine,
+    )
     caches: list[Joined] = []
     if options.prompt or not options.axes:
         caches = joined_caches(graph, info)
@@ -132,14 +144,17 @@ def _sharder(model: ir.Model, options: ParallelOptions) -> tuple[Sharder, dict[s
     if not options.prompt:
         return Sharder(graph, info, length, axes, options.ranks, chosen), axes, []
     if length == ONE:
-        raise Refusal("the model takes one token at a time; export it with an open number of tokens", None)
+        raise Refusal(
+            "the model takes one token at a time; export it with an open number of tokens", None
+        )
     return PromptSharder(graph, info, length, axes, options.ranks, chosen, pasts), axes, []
 
 
 def _cache_sharder(
     model: ir.Model, pasts: dict[str, int], options: ParallelOptions, chosen: partial[Choice]
 ) -> tuple[Sharder, dict[str, int], list[Joined]]:
-    """What makes the graph of a decoder whose caches are in parts; `pasts` are their dimensions. Raises Refusal."""
+    """What makes the graph of a decoder whose caches are in parts; `pasts` are their dimensions.
+    Raises Refusal."""
     graph = model.graph
     _name_alike(graph, pasts)
     info = analyse(model)
@@ -159,7 +174,8 @@ def _cache_sharder(
 
 
 def _empty(graph: ir.Graph, caches: Mapping[str, int]) -> None:
-    """Let caches have no tokens, along the given dimensions. Raises Refusal where there are none."""
+    """Let caches have no tokens, along the given dimensions. Raises Refusal where there are
+    none."""
     if not caches:
         raise Refusal("no cache was found that a prompt could fill; leave out --prompt", None)
     for value in graph.inputs:
@@ -169,7 +185,9 @@ def _empty(graph: ir.Graph, caches: Mapping[str, int]) -> None:
         sizes = list(value.shape)
         if isinstance(sizes[axis], int) and sizes[axis]:
             fixed = f"to {sizes[axis]}; export it with a dynamic axis"
-            raise Refusal(f"the model fixes the number of tokens of the cache {value.name!r} {fixed}", None)
+            raise Refusal(
+                f"the model fixes the number of tokens of the cache {value.name!r} {fixed}", None
+            )
         sizes[axis] = 0
         value.shape = ir.Shape(sizes)
 
@@ -177,12 +195,17 @@ def _empty(graph: ir.Graph, caches: Mapping[str, int]) -> None:
 def _present(cache: Joined, info: ShapeInfo) -> str:
     """The output that has a cache with the new tokens, in the same places. Raises Refusal.
 
-    If past is joined in the places in which it is given, the output has those of the result, too. Otherwise operators
-    move the elements back, and the output is the only one of the shape and type that past would have.
+    If past is joined in the places in which it is given, the output has those of the result, too.
+    Otherwise operators move the elements back, and the output is the only one of the shape and type
+    that past would have.
     """
     further = _copies if cache.direct else _rearranged
     reach = reached([cache.node.outputs[0]], partial(further, info=info))
-    outputs = [value for value in reach if value.is_graph_output() and info.dtype(value) == info.dtype(cache.past)]
+    outputs = [
+        value
+        for value in reach
+        if value.is_graph_output() and info.dtype(value) == info.dtype(cache.past)
+    ]
     if cache.direct:
         outputs = outputs[:1]
     else:
@@ -244,23 +267,35 @@ def _name_alike(graph: ir.Graph, axes: Mapping[str, int]) -> None:
             size = ir.SymbolicDim("sequence")
         if first is None:
             first = size
-        if isinstance(first, int) != isinstance(size, int) or (isinstance(size, int) and size != first):
-            raise Refusal(f"dimension {axis} of {name!r} is {size}, and the sequence is {first}", None)
+        if isinstance(first, int) != isinstance(size, int) or (
+            isinstance(size, int) and size != first
+        ):
+            raise Refusal(
+                f"dimension {axis} of {name!r} is {size}, and the sequence is {first}", None
+            )
         sizes = list(shape)
         sizes[axis] = first
         inputs[name].shape = ir.Shape(sizes)
 
 
-def _sequence(graph: ir.Graph, info: ShapeInfo, given: Mapping[str, int]) -> tuple[Dim, dict[str, int]]:
-    """The length of the sequence, and for each input that carries it the dimension. Raises Refusal."""
-    shapes = {name_of(value): info.sizes(value) for value in graph.inputs if value.const_value is None}
+def _sequence(
+    graph: ir.Graph, info: ShapeInfo, given: Mapping[str, int]
+) -> tuple[Dim, dict[str, int]]:
+    """The length of the sequence, and for each input that carries it the dimension. Raises
+    Refusal."""
+    shapes = {
+        name_of(value): info.sizes(value) for value in graph.inputs if value.const_value is None
+    }
     for name in given:
         if name not in shapes:
             raise Refusal(f"the input {name!r} has a default, which every rank has whole", None)
-    lengths = [shapes[name][axis] for name, axis in given.items()] or [_named_length(graph, info, shapes)]
+    lengths = [shapes[name][axis] for name, axis in given.items()] or [
+        _named_length(graph, info, shapes)
+    ]
     length = lengths[0]
     axes = {name: axis % len(shapes[name]) for name, axis in given.items()}
-    if not given or length.const is None:  # a number may be that of other dimensions, too; a name is not
+    # a number may be that of other dimensions, too; a name is not
+    if not given or length.const is None:
         further = {name: shape.index(length) for name, shape in shapes.items() if length in shape}
         axes = {**axes, **further} | axes
     if not axes:
@@ -274,18 +309,22 @@ def _sequence(graph: ir.Graph, info: ShapeInfo, given: Mapping[str, int]) -> tup
 
 
 def _named_length(graph: ir.Graph, info: ShapeInfo, shapes: Mapping[str, Sequence[Dim]]) -> Dim:
-    """The length of the attentions, as the inputs name it if one of them has this length. Raises Refusal."""
+    """The length of the attentions, as the inputs name it if one of them has this length. Raises
+    Refusal."""
     length = _length_of_attentions(graph, info)
     named = {size for size in chain(*shapes.values()) if size in length.broadcast_parts}
     return named.pop() if len(named) == 1 else length
 
 
 def _tokens(length: Dim, axes: Mapping[str, int], options: ParallelOptions) -> int:
-    """The number of tokens: of the model, of the sizes that are given, or the one that the user gives for the choice of
-    methods."""
+    """The number of tokens: of the model, of the sizes that are given, or the one that the user
+    gives for the choice of methods."""
     if length.const is not None:
         return length.const
-    return next((options.sizes[name][axis] for name, axis in axes.items() if name in options.sizes), options.length)
+    return next(
+        (options.sizes[name][axis] for name, axis in axes.items() if name in options.sizes),
+        options.length,
+    )
 
 
 def _length_of_attentions(graph: ir.Graph, info: ShapeInfo) -> Dim:
@@ -306,8 +345,11 @@ def _length_of_attentions(graph: ir.Graph, info: ShapeInfo) -> Dim:
 
 
 def _lengths(graph: ir.Graph, info: ShapeInfo) -> Counter[Dim]:
-    """How many attentions have queries of each length; without an attention by a softmax, those by states."""
-    axes = {node: SEQUENCE_AXIS.get(text_attr(node, "input_layout", "")) for node in _attentions(graph)}
+    """How many attentions have queries of each length; without an attention by a softmax, those by
+    states."""
+    axes = {
+        node: SEQUENCE_AXIS.get(text_attr(node, "input_layout", "")) for node in _attentions(graph)
+    }
     if not axes:
         axes = {node: 1 for node in graph if node.domain == DOMAIN and node.op_type == LINEAR}
     shapes = ((info.shape(operand_at(node, 0)), axis) for node, axis in axes.items())
@@ -315,8 +357,9 @@ def _lengths(graph: ir.Graph, info: ShapeInfo) -> Counter[Dim]:
 
 
 def _broadcast_inputs(graph: ir.Graph, info: ShapeInfo) -> dict[str, int]:
-    """The dimensions of inputs whose sizes are broadcast together to the length of the attentions. An exporter gave
-    each a name of its own. A sharded model runs only with inputs of one length, so they may be taken for equal."""
+    """The dimensions of inputs whose sizes are broadcast together to the length of the attentions.
+    An exporter gave each a name of its own. A sharded model runs only with inputs of one length, so
+    they may be taken for equal."""
     try:
         parts = _length_of_attentions(graph, info).broadcast_parts
     except Refusal:
@@ -331,14 +374,16 @@ def _broadcast_inputs(graph: ir.Graph, info: ShapeInfo) -> dict[str, int]:
     return axes
 
 
-def _output(sharder: Sharder, value: ir.Value, presents: Mapping[str, int]) -> tuple[ir.Value, int | None]:
+def _output(
+    sharder: Sharder, value: ir.Value, presents: Mapping[str, int]
+) -> tuple[ir.Value, int | None]:
     """An output of the ranks' model, and the dimension in which each rank has its part.
 
-    `presents` names the outputs of caches that are in parts, and their dimensions. With caches, other outputs are whole
-    where that is possible.
+    `presents` names the outputs of caches that are in parts, and their dimensions. With caches,
+    other outputs are whole where that is possible.
 
-    Where the length is a number, another dimension may have the same one: features, such as those of the gradient of a
-    weight. An output is then whole if a rank can compute the whole.
+    Where the length is a number, another dimension may have the same one: features, such as those
+    of the gradient of a weight. An output is then whole if a rank can compute the whole.
     """
     maker, is_open = value.producer(), sharder.length.const is None
     if (axis := presents.get(name_of(value))) is not None:
@@ -350,7 +395,9 @@ def _output(sharder: Sharder, value: ir.Value, presents: Mapping[str, int]) -> t
     dims = [dim for dim, size in enumerate(shape) if size == sharder.length]
     if dims and is_open:
         return sharder.local(value, Place(dims[0]), maker), dims[0]
-    if is_open and any(size != ONE and size.exact_div(sharder.length) is not None for size in shape):
+    if is_open and any(
+        size != ONE and size.exact_div(sharder.length) is not None for size in shape
+    ):
         told = "is longer than the sequence, or has it merged with other dimensions"
         raise Refusal(f"the output {value.name!r} {told}", maker)
     try:
@@ -362,8 +409,8 @@ def _output(sharder: Sharder, value: ir.Value, presents: Mapping[str, int]) -> t
 
 
 def _first_local(sharder: Sharder, value: ir.Value, dims: Sequence[int]) -> tuple[ir.Value, int]:
-    """The rank's part of a value along the first of these dimensions along which it has one. Raises the Refusal of the
-    first dimension where it has none."""
+    """The rank's part of a value along the first of these dimensions along which it has one. Raises
+    the Refusal of the first dimension where it has none."""
     refused: Refusal | None = None
     for dim in dims:
         try:
@@ -381,7 +428,8 @@ def _gathered(graph: ir.Graph) -> tuple[str, ...]:
 
 
 def _order(sharder: Sharder, caches: Sequence[Joined]) -> str:
-    """Cyclic for caches; else zigzag if a causal attention is computed row by row, and contiguous if none is."""
+    """Cyclic for caches; else zigzag if a causal attention is computed row by row, and contiguous
+    if none is."""
     if caches:
         return collectives.CYCLIC
     if any(choice.causal for choice in sharder.choices if choice.method != collectives.ALL_TO_ALL):
@@ -414,14 +462,19 @@ def _model(model: ir.Model, sharder: Sharder, outputs: list[ir.Value]) -> ir.Mod
     )
 
 
-def _named_output(sharder: Sharder, old: ir.Value, new: ir.Value, earlier: Sequence[ir.Value]) -> ir.Value:
-    """An output of the ranks' graph under the name that the model has for it. An input, a constant and one of the
-    `earlier` outputs keep their names, so the output is a copy of them. Raises Refusal."""
+def _named_output(
+    sharder: Sharder, old: ir.Value, new: ir.Value, earlier: Sequence[ir.Value]
+) -> ir.Value:
+    """An output of the ranks' graph under the name that the model has for it. An input, a constant
+    and one of the `earlier` outputs keep their names, so the output is a copy of them. Raises
+    Refusal."""
     if old in sharder.defaults:
         return new
     if old in sharder.inputs:
         if new is not sharder.inputs[old]:
-            raise Refusal(f"the output {old.name!r} is an input, of which a rank has another part", None)
+            raise Refusal(
+                f"the output {old.name!r} is an input, of which a rank has another part", None
+            )
         return new
     if new in sharder.inputs.values() or new.const_value is not None or new in earlier:
         new = sharder.emit_copy(new)
@@ -437,7 +490,9 @@ def _declared(sharder: Sharder, value: ir.Value) -> ir.Shape | None:
     shape = sharder.info.shape(value)
     if shape is None:
         return None
-    return ir.Shape([None if size.const is None or size == sharder.length else size.const for size in shape])
+    return ir.Shape(
+        [None if size.const is None or size == sharder.length else size.const for size in shape]
+    )
 
 
 def _needed(nodes: list[ir.Node], outputs: list[ir.Value]) -> list[ir.Node]:

@@ -3,17 +3,20 @@
 A value of the given graph has up to two forms in the new one:
 
     whole(v)      equal on all ranks, and equal to v
-    local(v, p)   the rank's own part of v: v with only the rank's positions along the sequence, which v carries at p
+    local(v, p)   the rank's own part of v: v with only the rank's positions along the sequence,
+                  which v carries at p
 
-Both are defined by v alone. So a rule that makes one of them is right if it is right for its own operator, whatever the
-graph around it does; there is no plan that the rules have to keep to. What an operator demands of its inputs follows
-from what is demanded of its result, and the first demand is that of the model's outputs.
+Both are defined by v alone. So a rule that makes one of them is right if it is right for its own
+operator, whatever the graph around it does; there is no plan that the rules have to keep to. What
+an operator demands of its inputs follows from what is demanded of its result, and the first demand
+is that of the model's outputs.
 
-whole(v) of an input that every rank reads a part of is an AllGather. This is meant for masks and token ids: a value
-that a projection, a norm or an embedding makes of the tokens is refused, because every rank would compute the whole
-model. Only a bias of an attention may be made of such a value (relative positions that are looked up by the keys): the
-ranks compute their parts of it and gather them. Sizes are those of the whole sequence in both forms. A rule that needs
-the number of the rank's own tokens computes it (`part_of_target`).
+whole(v) of an input that every rank reads a part of is an AllGather. This is meant for masks and
+token ids: a value that a projection, a norm or an embedding makes of the tokens is refused, because
+every rank would compute the whole model. Only a bias of an attention may be made of such a value
+(relative positions that are looked up by the keys): the ranks compute their parts of it and gather
+them. Sizes are those of the whole sequence in both forms. A rule that needs the number of the
+rank's own tokens computes it (`part_of_target`).
 """
 
 from __future__ import annotations
@@ -59,24 +62,43 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 INT64 = ir.DataType.INT64
 LIGHT_FEATURES = 16
-"""The most numbers per token of an input, or of a looked-up table, of which every rank may have the whole sequence."""
+"""The most numbers per token of an input, or of a looked-up table, of which every rank may have the
+whole sequence."""
 
 CIRCLE = Refusal("it mixes the sequence", None)
 """The refusal of a form while it is made: a form that needs itself cannot be made."""
 
 HEAVY = frozenset(
     {
-        *(*PRODUCTS, "MatMulInteger", "MatMulNBits", "Conv", "ConvTranspose", "FlashAttentionScore"),
+        *(
+            *PRODUCTS,
+            "MatMulInteger",
+            "MatMulNBits",
+            "Conv",
+            "ConvTranspose",
+            "FlashAttentionScore",
+        ),
         *("FlashAttentionScoreGrad", "FlashLinearAttention", "ShortConvolution"),
-        *("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization"),
-        *("SkipSimplifiedLayerNormalization", "InstanceNormalization", "GroupNormalization", "Attention"),
+        *(
+            "LayerNormalization",
+            "RMSNormalization",
+            "SimplifiedLayerNormalization",
+            "SkipLayerNormalization",
+        ),
+        *(
+            "SkipSimplifiedLayerNormalization",
+            "InstanceNormalization",
+            "GroupNormalization",
+            "Attention",
+        ),
     }
 )
 """Operators whose whole result no rank computes if it carries the sequence."""
 
 Choose: TypeAlias = Callable[[AttentionSizes], Choice]
 LocalRule: TypeAlias = Callable[["Sharder", ir.Node, int, Place], ir.Value]
-"""Makes the local form of an output of a node: (sharder, node, number of the output, place). Raises Refusal."""
+"""Makes the local form of an output of a node: (sharder, node, number of the output, place). Raises
+Refusal."""
 WholeRule: TypeAlias = Callable[["Sharder", ir.Node, int], ir.Value]
 """Makes the whole form of an output of a node from local forms of its inputs. Raises Refusal."""
 
@@ -109,7 +131,8 @@ class Sharder(Operators):
     """The new graph while it is made.
 
     Args:
-        graph: the graph of one process. It stays as it is; the new nodes share its attributes and weights.
+        graph: the graph of one process. It stays as it is; the new nodes share its attributes and
+            weights.
         info: what is known of it.
         length: the length of the sequence.
         axes: the inputs of which every rank reads its part, and the dimension along which.
@@ -118,7 +141,13 @@ class Sharder(Operators):
     """
 
     def __init__(
-        self, graph: ir.Graph, info: ShapeInfo, length: Dim, axes: Mapping[str, int], ranks: int, choose: Choose
+        self,
+        graph: ir.Graph,
+        info: ShapeInfo,
+        length: Dim,
+        axes: Mapping[str, int],
+        ranks: int,
+        choose: Choose,
     ) -> None:
         self.graph, self.info, self.length, self.axes = graph, info, length, axes
         self.ranks, self.choose = ranks, choose
@@ -126,14 +155,24 @@ class Sharder(Operators):
         self.handed: list[Handed] = []
         self.attentions: dict[ir.Node, ir.Node] = {}
         """The operator of all ranks that was made for a node of ours."""
-        self.names = Names({name for output in graph.outputs if (name := output.name) and not output.is_graph_input()})
+        self.names = Names(
+            {
+                name
+                for output in graph.outputs
+                if (name := output.name) and not output.is_graph_input()
+            }
+        )
         self.nodes: list[ir.Node] = []
         self.initializers: dict[str, ir.Value] = {}
         """The weights, with the defaults of inputs among them."""
         self.inputs = {
-            value: self._input(value) for value in graph.inputs if value.const_value is None and value.name is not None
+            value: self._input(value)
+            for value in graph.inputs
+            if value.const_value is None and value.name is not None
         }
-        self.defaults = {value: self._default(value) for value in graph.inputs if is_overridable(value)}
+        self.defaults = {
+            value: self._default(value) for value in graph.inputs if is_overridable(value)
+        }
         """The inputs that have a default, which every rank has whole."""
         self._wholes: dict[ir.Value, ir.Value] = {}
         self._locals: dict[tuple[ir.Value, Place], ir.Value] = {}
@@ -155,8 +194,8 @@ class Sharder(Operators):
             raise Refusal(refusal.reason, refusal.node or reader) from None
 
     def local(self, value: ir.Value, place: Place, reader: ir.Node | None) -> ir.Value:
-        """The local form of a value that carries the sequence at this place. `reader` is the node that a refusal
-        names."""
+        """The local form of a value that carries the sequence at this place. `reader` is the node
+        that a refusal names."""
         if (known := self._locals.get((value, place))) is not None:
             return known
         key = (value, place, self._gathers)
@@ -180,8 +219,8 @@ class Sharder(Operators):
     def shape(self, value: ir.Value, node: ir.Node | None) -> tuple[Dim, ...]:
         """The shape of a value of the given graph. Raises Refusal where the rank is unknown.
 
-        A sequence has two tokens at least. So a size that is the sequence's broadcast with another one is the
-        sequence's.
+        A sequence has two tokens at least. So a size that is the sequence's broadcast with another
+        one is the sequence's.
         """
         shape = self.settled.shape(value)
         if shape is None:
@@ -190,7 +229,11 @@ class Sharder(Operators):
 
     def settled_size(self, size: Dim) -> Dim:
         """A size in which the sequence stands for what it is broadcast with."""
-        wider = {atom: self.length for atom in size.atoms if atom.op == "broadcast" and self.length in atom.args}
+        wider = {
+            atom: self.length
+            for atom in size.atoms
+            if atom.op == "broadcast" and self.length in atom.args
+        }
         if not wider:
             return size
         return size.substitute(wider)
@@ -205,10 +248,15 @@ class Sharder(Operators):
         length = self.length.const
         if length is not None:
             return size.const is None or (size.const > 0 and size.const % length == 0)
-        return not size.is_known or bool(size.atoms & self.length.atoms) or any(atom.args for atom in size.atoms)
+        return (
+            not size.is_known
+            or bool(size.atoms & self.length.atoms)
+            or any(atom.args for atom in size.atoms)
+        )
 
     def is_touched(self, value: ir.Value) -> bool:
-        """Do the elements of the value depend on those of an input of which every rank reads a part?"""
+        """Do the elements of the value depend on those of an input of which every rank reads a
+        part?"""
         return value in self._touched
 
     def _whole(self, value: ir.Value) -> ir.Value:
@@ -245,22 +293,30 @@ class Sharder(Operators):
             return rule(self, node, node.outputs.index(value))
 
     def collapsing_rule(self, node: ir.Node) -> WholeRule | None:
-        """The rule that makes the whole form of a node's results from local forms; None if there is none."""
+        """The rule that makes the whole form of a node's results from local forms; None if there is
+        none."""
         if node.domain not in (*STANDARD, DOMAIN):
             return None
         return COLLAPSING_RULES.get(node.op_type)
 
     def _sequence_dim(self, value: ir.Value) -> int | None:
         """The first dimension that is as long as the sequence."""
-        return next((dim for dim, size in enumerate(self.shape(value, value.producer())) if size == self.length), None)
+        return next(
+            (
+                dim
+                for dim, size in enumerate(self.shape(value, value.producer()))
+                if size == self.length
+            ),
+            None,
+        )
 
     def _gathered(self, part: ir.Value, axis: int) -> ir.Value:
         return self.collective(collectives.ALL_GATHER, [part], {"axis": axis})
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """Gather the whole form of anything that carries the sequence, meanwhile. This is for biases that are made of
-        the keys: they need all keys, as attention does."""
+        """Gather the whole form of anything that carries the sequence, meanwhile. This is for
+        biases that are made of the keys: they need all keys, as attention does."""
         before, self._gathers = self._gathers, True
         try:
             yield
@@ -271,11 +327,19 @@ class Sharder(Operators):
         if not self.is_touched(value) or not self.carries(value):
             return
         heavy = node.op_type in HEAVY
-        if is_op(node, "Gather") and node.inputs[0] is not None and not self.is_touched(node.inputs[0]):
+        if (
+            is_op(node, "Gather")
+            and node.inputs[0] is not None
+            and not self.is_touched(node.inputs[0])
+        ):
             table = self.info.shape(node.inputs[0])
-            heavy = table is None or math.prod(size.const or 1 for size in table[1:]) > LIGHT_FEATURES
+            heavy = (
+                table is None or math.prod(size.const or 1 for size in table[1:]) > LIGHT_FEATURES
+            )
         if heavy:
-            raise Refusal(f"it mixes the sequence: each rank would need {value.name!r} of all tokens", None)
+            raise Refusal(
+                f"it mixes the sequence: each rank would need {value.name!r} of all tokens", None
+            )
 
     def _clone_whole(self, value: ir.Value, node: ir.Node) -> ir.Value:
         for inner in chain([node], *map(all_nodes, subgraphs(node))):
@@ -288,12 +352,14 @@ class Sharder(Operators):
         return self.clone(node, inputs, attrs).outputs[node.outputs.index(value)]
 
     def _own_attribute(self, attr: ir.Attr, known: Mapping[ir.Value, ir.Value]) -> ir.Attr:
-        """An attribute for a node of the new graph. Graphs are copied: what they read of the graph around them is
-        whole. `known` are the values of the copied graphs around the attribute."""
+        """An attribute for a node of the new graph. Graphs are copied: what they read of the graph
+        around them is whole. `known` are the values of the copied graphs around the attribute."""
         if attr.type == ir.AttributeType.GRAPH:
             return ir.AttrGraph(attr.name, self._copied(attr.as_graph(), known))
         if attr.type == ir.AttributeType.GRAPHS:
-            return ir.AttrGraphs(attr.name, [self._copied(body, known) for body in attr.as_graphs()])
+            return ir.AttrGraphs(
+                attr.name, [self._copied(body, known) for body in attr.as_graphs()]
+            )
         return attr
 
     def _copied(self, body: ir.Graph, known: Mapping[ir.Value, ir.Value]) -> ir.Graph:
@@ -327,7 +393,12 @@ class Sharder(Operators):
 
     def _named_like(self, value: ir.Value) -> ir.Value:
         """A new value of the type, shape and content of another one."""
-        return ir.Value(name=self._new_name(value), type=value.type, shape=value.shape, const_value=value.const_value)
+        return ir.Value(
+            name=self._new_name(value),
+            type=value.type,
+            shape=value.shape,
+            const_value=value.const_value,
+        )
 
     def _new_name(self, value: ir.Value) -> str:
         """A new name like that of a value; empty where that has none."""
@@ -348,7 +419,8 @@ class Sharder(Operators):
         features = elsewhere(self.shape(value, None), (0, axis))
         if math.prod(size.const or 1 for size in features) > LIGHT_FEATURES:
             reason = f"it mixes the sequence: each rank would need {value.name!r} of all tokens"
-            if self.length.const is not None:  # another dimension may have this number, such as one of a weight
+            # another dimension may have this number, such as one of a weight
+            if self.length.const is not None:
                 reason += (
                     f"; dimension {axis} of this input has the size {self.length} and counts as the sequence: if it is "
                     "not, name the inputs with the sequence by --sequence-axis INPUT:DIM"
@@ -371,13 +443,17 @@ class Sharder(Operators):
     def _sizes_of_part(
         self, source: ir.Value, parts: Sequence[ir.Value | None], dims: Sequence[int], node: ir.Node
     ) -> list[ir.Value]:
-        """The sizes of dimensions: those that are known, and the others from the rank's part of the tensor, which
-        differs from the whole one only along the sequence."""
+        """The sizes of dimensions: those that are known, and the others from the rank's part of the
+        tensor, which differs from the whole one only along the sequence."""
         own = self.own_form(source, node)
-        return [self.dimension(own, dim) if part is None else part for part, dim in zip(parts, dims, strict=True)]
+        return [
+            self.dimension(own, dim) if part is None else part
+            for part, dim in zip(parts, dims, strict=True)
+        ]
 
     def own_form(self, value: ir.Value, node: ir.Node) -> ir.Value:
-        """The local form of a value that is as long as the sequence, and the whole form of any other."""
+        """The local form of a value that is as long as the sequence, and the whole form of any
+        other."""
         dim = self._sequence_dim(value)
         if dim is None:
             return self.whole(value, node)
@@ -413,11 +489,14 @@ class Sharder(Operators):
         whole, (positions, _, _) = self.whole(value, reader), self.part
         return self.gather(whole, positions, place.dim)
 
-    def aligned(self, value: ir.Value | None, place: Place, rank: int, size: Dim, node: ir.Node) -> ir.Value | None:
-        """The form of an operand that is broadcast to a result of this rank, whose dimension at the place has this
-        size: local if the operand has it, whole if it has 1 there. The rank's part of a dimension that may be either is
-        chosen when the model runs. Any other size, which the model cannot broadcast, has an index beyond its end: the
-        run fails, as that of the model does.
+    def aligned(
+        self, value: ir.Value | None, place: Place, rank: int, size: Dim, node: ir.Node
+    ) -> ir.Value | None:
+        """The form of an operand that is broadcast to a result of this rank, whose dimension at the
+        place has this size: local if the operand has it, whole if it has 1 there. The rank's part
+        of a dimension that may be either is chosen when the model runs. Any other size, which the
+        model cannot broadcast, has an index beyond its end: the run fails, as that of the model
+        does.
         """
         if value is None:
             return None
@@ -432,12 +511,16 @@ class Sharder(Operators):
         whole, (positions, length, _) = self.whole(value, node), self.part
         found = self.dimension(whole, own.dim)
         first_or_beyond = self.mul(self.sub(found, self.ints([1])), self.ints([2]))
-        return self.gather(whole, self.where(self.equal(found, length), positions, first_or_beyond), own.dim)
+        return self.gather(
+            whole, self.where(self.equal(found, length), positions, first_or_beyond), own.dim
+        )
 
     def part_of_target(self, target: ir.Value, dim: int, rank: int, node: ir.Node) -> ir.Value:
-        """The sizes of a Reshape or Expand whose dimension `dim` runs over the sequence, for the rank's own part.
+        """The sizes of a Reshape or Expand whose dimension `dim` runs over the sequence, for the
+        rank's own part.
 
-        A size above 1 there is the whole one, which is scaled. 1, 0 and -1 mean the same for the part.
+        A size above 1 there is the whole one, which is scaled. 1, 0 and -1 mean the same for the
+        part.
         """
         whole = self.whole(target, node)
         _, length, count = self.part
@@ -448,7 +531,8 @@ class Sharder(Operators):
         return self.where(self.and_(here, above), scaled, whole)
 
     def scale_of_sizes(self, length: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """By what the sizes of a target are divided for the rank's part, and above which number they are scaled."""
+        """By what the sizes of a target are divided for the rank's part, and above which number
+        they are scaled."""
         return length, self.ints([1])
 
     def size(self, size: Dim) -> ir.Value | None:
@@ -509,7 +593,10 @@ class Sharder(Operators):
         return _forms(node.inputs[first:], lambda value: self.whole(value, node))
 
     def clone(
-        self, node: ir.Node, inputs: Sequence[ir.Value | None], attrs: Mapping[str, ir.Attr] | None = None
+        self,
+        node: ir.Node,
+        inputs: Sequence[ir.Value | None],
+        attrs: Mapping[str, ir.Attr] | None = None,
     ) -> ir.Node:
         """A copy of a node with other inputs; the same one for an equal request."""
         if attrs is None:
@@ -534,7 +621,10 @@ class Sharder(Operators):
         return self._clones[key]
 
     def op(
-        self, op_type: str, inputs: Sequence[ir.Value | None], attrs: Mapping[str, AttrValue] | None = None
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attrs: Mapping[str, AttrValue] | None = None,
     ) -> ir.Value:
         """The output of a new standard node; the same value for an equal request."""
         return self._new(op_type, inputs, attrs or {}, "")
@@ -542,19 +632,25 @@ class Sharder(Operators):
     def collective(
         self, op_type: str, inputs: Sequence[ir.Value], attrs: Mapping[str, AttrValue] | None = None
     ) -> ir.Value:
-        """The output of an operator of all ranks (op_registry/collectives.py), which has the type of the first input;
-        the same value for an equal request."""
+        """The output of an operator of all ranks (op_registry/collectives.py), which has the type
+        of the first input; the same value for an equal request."""
         made = self._new(op_type, inputs, attrs or {}, collectives.DOMAIN)
         self.state_type(made, self.info.dtype(inputs[0]))
         return made
 
     def _new(
-        self, op_type: str, inputs: Sequence[ir.Value | None], attrs: Mapping[str, AttrValue], domain: str
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attrs: Mapping[str, AttrValue],
+        domain: str,
     ) -> ir.Value:
         key = (domain, op_type, tuple(map(id, inputs)), repr(sorted(attrs.items())))
         if key not in self._clones:
             name, version = self.names.new(f"fa_{op_type}"), graph_opset(self.graph, domain)
-            node = ir.node(op_type, list(inputs), dict(attrs), domain=domain, version=version, name=name)
+            node = ir.node(
+                op_type, list(inputs), dict(attrs), domain=domain, version=version, name=name
+            )
             output = node.outputs[0]
             output.name = self.names.new(f"fa_{op_type}_output")
             self.state_type(output, self.info.dtype(output))
@@ -617,7 +713,9 @@ class Sharder(Operators):
     # -- internals ----------------------------------------------------------------------------
 
     def _default(self, value: ir.Value) -> ir.Value:
-        made = ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=value.const_value)
+        made = ir.Value(
+            name=value.name, type=value.type, shape=value.shape, const_value=value.const_value
+        )
         self.initializers[self.names.new(name_of(value))] = made
         return made
 
@@ -644,7 +742,9 @@ class Sharder(Operators):
     def _find_touched(self) -> set[ir.Value]:
         touched = {value for value in self.graph.inputs if name_of(value) in self.axes}
         for node in self.graph:
-            if not is_op(node, "Shape", "Size") and any(value in touched for value in values_read(node)):
+            if not is_op(node, "Shape", "Size") and any(
+                value in touched for value in values_read(node)
+            ):
                 touched.update(node.outputs)
         return touched
 
@@ -681,6 +781,8 @@ class _Settled:
         return self.sharder.info.scalar(value)
 
 
-def _forms(values: Sequence[ir.Value | None], form: Callable[[ir.Value], ir.Value]) -> list[ir.Value | None]:
+def _forms(
+    values: Sequence[ir.Value | None], form: Callable[[ir.Value], ir.Value]
+) -> list[ir.Value | None]:
     """The forms of a node's inputs; an absent one stays absent."""
     return [if_known(form, value) for value in values]

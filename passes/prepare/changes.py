@@ -1,4 +1,5 @@
-"""Changes of what is found at single nodes of graphs, all of them before the order of the nodes is restored."""
+"""Changes of what is found at single nodes of graphs, all of them before the order of the nodes is
+restored."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ def change_found(
     find: Callable[[ir.Node, ShapeInfo], T | None],
     change: Callable[[T, Builder], Sequence[ir.Node]],
 ) -> bool:
-    """Change what is found in graphs. A change returns the nodes that nothing needs behind it. Returns whether anything
-    changed; then `info` does not know all of the graphs."""
+    """Change what is found in graphs. A change returns the nodes that nothing needs behind it.
+    Returns whether anything changed; then `info` does not know all of the graphs."""
     by_graph = [(graph, without_none(find(node, info) for node in graph)) for graph in graphs]
     for graph, found in by_graph:
         builder = Builder(graph, names, info)

@@ -6,21 +6,26 @@ Keras' Attention writes its mask so. Grammar; the code cites the numbers of the 
 
     chosen :=
       1     Where(b, lowered, scores) | Where(b, scores, lowered)    the scores come from a product
-      2   | Add(Mul(f, lowered), Mul(g, scores))       f and g are b and its opposite, cast to 0 and 1 (tf2onnx) or
-                                                       constants; the scores are a product in float32, with factors
-                                                       or layout after it, and t is one finite number
+      2   | Add(Mul(f, lowered), Mul(g, scores))       f and g are b and its opposite, cast to 0 and
+                                                       1 (tf2onnx) or constants; the scores are a
+                                                       product in float32, with factors
+                                                       or layout after it, and t is one finite
+                                                       number
     lowered :=
       3     Add(scores, t) | Add(t, scores) | Sub(scores, t)
     emitted
-      4     Add(scores, Where(b, t, 0)) | Sub(scores, Where(b, t, 0))    the operator of `lowered`; 0 and t change
-                                                       places where b chooses the scores
+      4     Add(scores, Where(b, t, 0)) | Sub(scores, Where(b, t, 0))    the operator of `lowered`;
+                                                       0 and t change places where b chooses the
+                                                       scores
 
-Where the scores are chosen, 0 is added to them or taken from them, which leaves them as they are: NaN and infinities
-stay, and a softmax does not tell -0 from 0. Elsewhere the same two numbers are added. In case 2 an infinite number
-makes NaN in the original, whichever of the two is chosen. So t is finite there, and no mask is before it; the scores of
-a product are assumed to be finite. In float16 the scores with t might be infinite.
+Where the scores are chosen, 0 is added to them or taken from them, which leaves them as they are:
+NaN and infinities stay, and a softmax does not tell -0 from 0. Elsewhere the same two numbers are
+added. In case 2 an infinite number makes NaN in the original, whichever of the two is chosen. So t
+is finite there, and no mask is before it; the scores of a product are assumed to be finite. In
+float16 the scores with t might be infinite.
 
-The change is a trial: it is kept if the ordinary matcher then takes the attention (substitutions.py).
+The change is a trial: it is kept if the ordinary matcher then takes the attention
+(substitutions.py).
 """
 
 from __future__ import annotations
@@ -60,7 +65,8 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 @dataclass(frozen=True)
 class Chosen:
-    """`whole` is `op_type` of scores and an addend where the condition equals `adds`, and the scores elsewhere."""
+    """`whole` is `op_type` of scores and an addend where the condition equals `adds`, and the
+    scores elsewhere."""
 
     whole: ir.Value
     scores: ir.Value
@@ -72,15 +78,21 @@ class Chosen:
     def emitted(self, builder: Builder, dtype: ir.DataType) -> ir.Value:
         """Case 4."""
         terms = [self.addend, builder.constant(np.array(0, dtype=dtype.numpy()), "number")]
-        term = builder.where(builder.cast(self.condition, ir.DataType.BOOL), *(terms if self.adds else reversed(terms)))
+        term = builder.where(
+            builder.cast(self.condition, ir.DataType.BOOL),
+            *(terms if self.adds else reversed(terms)),
+        )
         return builder.op(self.op_type, [self.scores, term])
 
 
 def add_under_conditions(
-    graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
+    graph: ir.Graph,
+    softmaxes: Sequence[SoftmaxAnchor],
+    matcher: Matcher,
+    new_builder: Callable[[], Builder],
 ) -> Substitutions:
-    """Add terms under their conditions, where the attention then matches. The graph stays as it is where there are
-    none."""
+    """Add terms under their conditions, where the attention then matches. The graph stays as it is
+    where there are none."""
     result, info = Substitutions(), matcher.facts.info
     for node in reversed(list(nodes_of_type(graph, "Where", "Add"))):  # the last choice first
         if node.graph is not graph or (chosen := _chosen(node, matcher)) is None:
@@ -97,8 +109,8 @@ def add_under_conditions(
 
 
 def _chosen(node: ir.Node, matcher: Matcher) -> Chosen | None:
-    """The scores that a node gives with an addend or without it; None for other nodes, such as a choice between indices
-    that count from the end."""
+    """The scores that a node gives with an addend or without it; None for other nodes, such as a
+    choice between indices that count from the end."""
     info = matcher.facts.info
     for condition, lowered, scores, adds in _choices(node, info):
         addend = _addend(lowered.producer(), scores)
@@ -112,14 +124,16 @@ def _chosen(node: ir.Node, matcher: Matcher) -> Chosen | None:
 
 
 def _choices(node: ir.Node, info: ShapeInfo) -> Iterator[tuple[ir.Value, ir.Value, ir.Value, bool]]:
-    """Cases 1 and 2: a condition, what is chosen where it is true or false, what is chosen elsewhere, and which of the
-    two that is."""
+    """Cases 1 and 2: a condition, what is chosen where it is true or false, what is chosen
+    elsewhere, and which of the two that is."""
     if is_op(node, "Where"):
         condition, chosen, other = operands(node)
         yield condition, chosen, other, True
         yield condition, other, chosen, False
         return
-    for left, right in operand_orders(node, "Add") if info.dtype(node.outputs[0]) == ir.DataType.FLOAT else ():
+    for left, right in (
+        operand_orders(node, "Add") if info.dtype(node.outputs[0]) == ir.DataType.FLOAT else ()
+    ):
         for lowered, flag in operand_orders(left.producer(), "Mul"):
             if (truth := _condition(flag, info)) is None:
                 continue
@@ -137,7 +151,8 @@ def _addend(lowered: ir.Node | None, scores: ir.Value) -> ir.Value | None:
 
 
 def _condition(flag: ir.Value, info: ShapeInfo) -> ir.Value | None:
-    """The boolean that is cast to this value, or this value if it is a constant of 0 and 1; None for other values."""
+    """The boolean that is cast to this value, or this value if it is a constant of 0 and 1; None
+    for other values."""
     source, numbers = operand_at(flag.producer(), 0), constant(flag)
     if is_op(flag.producer(), "Cast") and info.dtype(source) == ir.DataType.BOOL:
         return source
@@ -145,7 +160,8 @@ def _condition(flag: ir.Value, info: ShapeInfo) -> ir.Value | None:
 
 
 def _is_finite(path: ScorePath, addend: ir.Value, info: ShapeInfo) -> bool:
-    """Case 2: is this a product, with factors or layout after it, and the addend one finite number?"""
+    """Case 2: is this a product, with factors or layout after it, and the addend one finite
+    number?"""
     number = info.scalar(addend)
     plain = all(isinstance(step, Rearrange | Scale) for step in path.steps)
     return plain and number is not None and math.isfinite(number)

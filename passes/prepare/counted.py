@@ -6,17 +6,20 @@
 KerasHub writes a causal mask so. Grammar; the code cites the numbers of the cases:
 
     compared :=
-      1     a comparison of moved(count) and moved(count), of one count, along two dimensions of the result
+      1     a comparison of moved(count) and moved(count), of one count, along two dimensions of the
+            result
     moved(x) :=
       2     x | Unsqueeze(moved(x))
     count :=
-      3     Range(0.0, Cast(n), 1.0)                 of float32, n an integer and a scalar: ONNX Runtime takes vectors
-                                               of one number, too, and ONNX refuses them where n is known
+      3     Range(0.0, Cast(n), 1.0)                 of float32, n an integer and a scalar: ONNX
+                                               Runtime takes vectors of one number, too, and ONNX
+                                               refuses them where n is known
     emitted
       4     the comparison of the same operators on Range(0, n, 1)
 
-float32 holds all integers up to 2^24. A longer count would be rounded, and might have another length. But its
-comparison with itself has the square of its length, 2^48 truth values, which no run holds.
+float32 holds all integers up to 2^24. A longer count would be rounded, and might have another
+length. But its comparison with itself has the square of its length, 2^48 truth values, which no run
+holds.
 """
 
 from __future__ import annotations
@@ -36,8 +39,8 @@ INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
 
 
 def count_in_integers(graphs: Sequence[ir.Graph], info: ShapeInfo, names: Names) -> bool:
-    """Count in integers what is counted in floats and compared with itself. Returns whether anything changed; then
-    `info` does not know all of the graphs."""
+    """Count in integers what is counted in floats and compared with itself. Returns whether
+    anything changed; then `info` does not know all of the graphs."""
     return change_found(graphs, info, names, _compared, _compare_integers)
 
 

@@ -1,5 +1,5 @@
-"""Differences and sums of probabilities (differential attention, ConViT): the product with the values is moved in front
-of them.
+"""Differences and sums of probabilities (differential attention, ConViT): the product with the
+values is moved in front of them.
 
     output = (q1 @ k1).softmax(-1) @ v - t * ((q2 @ k2).softmax(-1) @ v)      where the model has
     output = ((q1 @ k1).softmax(-1) - t * (q2 @ k2).softmax(-1)) @ v
@@ -8,37 +8,45 @@ Grammar; the code cites the numbers of the cases:
 
     output :=
       1     MatMul(difference, values)                     values of rank 2 or more
-      2   | MatMul(Div(difference, total), values)         total := its sum along the keys, see row_reductions.py
+      2   | MatMul(Div(difference, total), values)         total := its sum along the keys, see
+                                                           row_reductions.py
     difference, read by nothing else :=
-      3     Sub(part, part) | Add(part, part)              parts of the same shape; one of them may be a rest
+      3     Sub(part, part) | Add(part, part)              parts of the same shape; one of them may
+                                                           be a rest
     part :=
-      4     chosen | Mul(chosen, t) | Div(chosen, t)       t of size 1 along the keys, of moderate size (factors.py)
+      4     chosen | Mul(chosen, t) | Div(chosen, t)       t of size 1 along the keys, of moderate
+                                                           size (factors.py)
     chosen :=
       5     probabilities                                  of a softmax of their own
-      6   | Gather(probabilities, i)                       i one number, along an axis before rows and keys
+      6   | Gather(probabilities, i)                       i one number, along an axis before rows
+                                                           and keys
       7   | Split(probabilities)                           into equal parts, along such an axis
-      8   | Slice(probabilities)                           such an equal part, of a number of parts that is known
+      8   | Slice(probabilities)                           such an equal part, of a number of parts
+                                                           that is known
     rest :=
       9     any tensor that has all the keys               not in float16
 
-The product is linear: (p - t q) v = p v - t (q v). Where p and q are parts of one softmax (6 to 8), p v and q v are the
-same parts of its product with values that are repeated for all parts. One product at least is then an ordinary
-attention. The other one may remain a product, like that of ConViT's probabilities of positions. What is left is done to
-the results. Only rounding changes, and NaN stays NaN, as long as the values are finite: for a value of +inf,
-(p - t q) v is infinite, and p v - t (q v) is inf - inf, NaN. In a sum, a probability that is rounded to 0 gives
-0 * inf, NaN, where the sum of both is above 0. So the user has to vouch for finite values. An infinite t would give NaN
-for keys with q = 0 only on one side, so t has to be proven finite. In float16 it also has to be proven not to be above
-1: t p - t q is small where t (p v) and t (q v) overflow, and inf - inf is NaN. For the same reason float16 has no rest,
-whose product with the values has no known bound.
+The product is linear: (p - t q) v = p v - t (q v). Where p and q are parts of one softmax (6 to 8),
+p v and q v are the same parts of its product with values that are repeated for all parts. One
+product at least is then an ordinary attention. The other one may remain a product, like that of
+ConViT's probabilities of positions. What is left is done to the results. Only rounding changes, and
+NaN stays NaN, as long as the values are finite: for a value of +inf, (p - t q) v is infinite, and p
+v - t (q v) is inf - inf, NaN. In a sum, a probability that is rounded to 0 gives 0 * inf, NaN,
+where the sum of both is above 0. So the user has to vouch for finite values. An infinite t would
+give NaN for keys with q = 0 only on one side, so t has to be proven finite. In float16 it also has
+to be proven not to be above 1: t p - t q is small where t (p v) and t (q v) overflow, and inf - inf
+is NaN. For the same reason float16 has no rest, whose product with the values has no known bound.
 
-A division by the sum of each row (2) follows the products, for they are linear, and nothing has to add up a row: the
-sum of t p is t, because that of p is 1. So t is no divisor here. Where p is NaN, the result is NaN in both orders. The
-sum of a rest is computed. The original rounds each term of its sum. This is as little as in the result if no term is
-negative, and if the sum is not near 0. So both have to be proven of t p + u q, and differences are refused. Where t is
-1 - u, and u is between 0 and 1, the sum is 1, and the division is left out: it only divides by what rounding makes of
+A division by the sum of each row (2) follows the products, for they are linear, and nothing has to
+add up a row: the sum of t p is t, because that of p is 1. So t is no divisor here. Where p is NaN,
+the result is NaN in both orders. The sum of a rest is computed. The original rounds each term of
+its sum. This is as little as in the result if no term is negative, and if the sum is not near 0. So
+both have to be proven of t p + u q, and differences are refused. Where t is 1 - u, and u is between
+0 and 1, the sum is 1, and the division is left out: it only divides by what rounding makes of
 1. float16 takes no other sums, because t p v may overflow where the quotient does not.
 
-The change is a trial: it is kept if the ordinary matcher then takes an attention (substitutions.py).
+The change is a trial: it is kept if the ordinary matcher then takes an attention
+(substitutions.py).
 """
 
 from __future__ import annotations
@@ -136,14 +144,24 @@ class ChosenPart(Choice):
         return certain(made.producer()).outputs[self.output]
 
     def _own_axis(self, values: ir.Value, info: ShapeInfo) -> int:
-        """Which axis of the values stands where the part is chosen; negative where they have none there."""
+        """Which axis of the values stands where the part is chosen; negative where they have none
+        there."""
         return self.part.axis - (len(info.sizes(self.node.outputs[0])) - len(info.sizes(values)))
 
     def fits(self, values: ir.Value, info: ShapeInfo) -> bool:
-        shape, sizes, own = info.sizes(values), info.sizes(self.node.outputs[0]), self._own_axis(values, info)
+        shape, sizes, own = (
+            info.sizes(values),
+            info.sizes(self.node.outputs[0]),
+            self._own_axis(values, info),
+        )
         if len(shape) > len(sizes):
             return False
-        return self.part.drops_axis or own < 0 or shape[own].const == 1 or shape[own] == sizes[self.part.axis]
+        return (
+            self.part.drops_axis
+            or own < 0
+            or shape[own].const == 1
+            or shape[own] == sizes[self.part.axis]
+        )
 
     def for_all_parts(self, values: ir.Value, builder: Builder) -> ir.Value:
         own = self._own_axis(values, builder.info)
@@ -156,8 +174,8 @@ class ChosenPart(Choice):
 
 @dataclass(frozen=True)
 class Part:
-    """One side of a difference: what is read of the probabilities, which part of them is chosen, and the factor with
-    its node. A rest is a side without an anchor."""
+    """One side of a difference: what is read of the probabilities, which part of them is chosen,
+    and the factor with its node. A rest is a side without an anchor."""
 
     probabilities: ir.Value
     choice: Choice = Choice()
@@ -178,10 +196,15 @@ class Part:
     def of(self, value: ir.Value, builder: Builder) -> ir.Value:
         """What this side makes of the product of the probabilities with the values."""
         chosen = self.choice.of(value, builder)
-        return chosen if self.scaling is None else builder.op(self.scaling.op_type, [chosen, self.factor])
+        return (
+            chosen
+            if self.scaling is None
+            else builder.op(self.scaling.op_type, [chosen, self.factor])
+        )
 
     def product(self, values: ir.Value, builder: Builder) -> ir.Value:
-        """The product of this side's probabilities with the values, which are repeated for all parts."""
+        """The product of this side's probabilities with the values, which are repeated for all
+        parts."""
         return builder.matmul(self.probabilities, self.choice.for_all_parts(values, builder))
 
     def total(self, builder: Builder) -> ir.Value:
@@ -193,7 +216,8 @@ class Part:
         return self.factor or builder.constant(np.array(1.0, dtype.numpy()), "one")
 
     def least_total(self, facts: Facts) -> float:
-        """A number that no sum along the keys is below, if none of its terms is negative; else a negative number."""
+        """A number that no sum along the keys is below, if none of its terms is negative; else a
+        negative number."""
         if self.anchor is None:
             return min(_bounds(self.probabilities, facts)[0], 0.0)
         return _bounds(self.factor, facts)[0]
@@ -201,8 +225,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference or sum of probabilities that is multiplied by values: the nodes `combining` and `product`, and
-    between them, in order, those that divide by the sum of each row."""
+    """A difference or sum of probabilities that is multiplied by values: the nodes `combining` and
+    `product`, and between them, in order, those that divide by the sum of each row."""
 
     combining: ir.Node
     product: ir.Node
@@ -213,7 +237,9 @@ class Difference:
     def replaced(self) -> tuple[ir.Node, ...]:
         """The nodes from the probabilities to the product, the product first."""
         parts = chain.from_iterable(part.nodes for part in self.parts)
-        return tuple(dict.fromkeys((self.product, *reversed(self.dividing), self.combining, *parts)))
+        return tuple(
+            dict.fromkeys((self.product, *reversed(self.dividing), self.combining, *parts))
+        )
 
     @property
     def values(self) -> ir.Value:
@@ -249,10 +275,13 @@ class Difference:
 
 
 def move_products(
-    graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
+    graph: ir.Graph,
+    softmaxes: Sequence[SoftmaxAnchor],
+    matcher: Matcher,
+    new_builder: Callable[[], Builder],
 ) -> Substitutions:
-    """Move the products of a graph in front of the differences of probabilities, where every attention then matches.
-    The graph stays as it is where there are none."""
+    """Move the products of a graph in front of the differences of probabilities, where every
+    attention then matches. The graph stays as it is where there are none."""
     result = Substitutions()
     for difference in list(_differences(graph, softmaxes, matcher.facts)):
         anchors = without_none(part.anchor for part in difference.parts)
@@ -270,7 +299,9 @@ def move_products(
     return result
 
 
-def _differences(graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], facts: Facts) -> Iterator[Difference]:
+def _differences(
+    graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], facts: Facts
+) -> Iterator[Difference]:
     anchors = {anchor.output: anchor for anchor in softmaxes if anchor.late is None}
     if not anchors:
         return
@@ -280,7 +311,9 @@ def _differences(graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], facts: Fac
             yield difference
 
 
-def _difference(product: ir.Node, anchors: Mapping[ir.Value, SoftmaxAnchor], facts: Facts) -> Difference | None:
+def _difference(
+    product: ir.Node, anchors: Mapping[ir.Value, SoftmaxAnchor], facts: Facts
+) -> Difference | None:
     """Cases 1 to 3, where the values fit every part."""
     if not is_op(product, "MatMul") or is_dead(product):
         return None
@@ -296,7 +329,8 @@ def _difference(product: ir.Node, anchors: Mapping[ir.Value, SoftmaxAnchor], fac
 
 
 def _undivided(weights: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
-    """Case 2: what is divided by the sum of each row, and the nodes that do so. Otherwise the value itself and ()."""
+    """Case 2: what is divided by the sum of each row, and the nodes that do so. Otherwise the value
+    itself and ()."""
     divide, rank = weights.producer(), len(info.sizes(weights))
     if not is_op(divide, "Div"):
         return weights, ()
@@ -332,27 +366,40 @@ def _side(
     return Part(value) if len(own) > 1 and own[-1] == shape[-1] else None  # 9
 
 
-def _scaled_part(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> Part | None:
+def _scaled_part(
+    value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo
+) -> Part | None:
     """Cases 4 to 8."""
     scaling = value.producer()
     for chosen, factor, _ in factorings(scaling):
         part = _chosen_part(chosen, anchors, info)
-        if part is not None and info.shape(value) == info.shape(chosen) and _is_per_row(factor, chosen, info):
+        if (
+            part is not None
+            and info.shape(value) == info.shape(chosen)
+            and _is_per_row(factor, chosen, info)
+        ):
             return replace(part, factor=factor, scaling=scaling)
     return _chosen_part(value, anchors, info)
 
 
 def _is_per_row(factor: ir.Value, chosen: ir.Value, info: ShapeInfo) -> bool:
-    """Case 4: is a factor of size 1 along the keys, and of no more dimensions than what it multiplies?"""
+    """Case 4: is a factor of size 1 along the keys, and of no more dimensions than what it
+    multiplies?"""
     shape, rank = info.shape(factor), len(info.sizes(chosen))
     return shape is not None and len(shape) <= rank and (not shape or shape[-1].const == 1)
 
 
-def _chosen_part(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> Part | None:
+def _chosen_part(
+    value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo
+) -> Part | None:
     """Cases 5 to 8."""
     chooser = value.producer()
     part = _equal_part(chooser, value, info) if takes_parts(chooser) else Part(value)
-    anchor = None if part is None else anchors.get(source_through(part.probabilities, *LAYOUT_OPS, "Cast"))
+    anchor = (
+        None
+        if part is None
+        else anchors.get(source_through(part.probabilities, *LAYOUT_OPS, "Cast"))
+    )
     return None if part is None or anchor is None else replace(part, anchor=anchor)
 
 
@@ -374,8 +421,8 @@ def _is_closed(difference: Difference) -> bool:
 
 
 def _why_unsound(difference: Difference, matching: list[ir.Node], facts: Facts) -> Decline | None:
-    """Why the products of a difference may not give the same: values and factors that may be infinite, a sum of unknown
-    size. None if they do."""
+    """Why the products of a difference may not give the same: values and factors that may be
+    infinite, a sum of unknown size. None if they do."""
     for part in difference.parts:
         if (unsound := _why_part_unsound(part, difference, facts)) is not None:
             return unsound
@@ -388,22 +435,30 @@ def _why_unsound(difference: Difference, matching: list[ir.Node], facts: Facts) 
 
 
 def _why_part_unsound(part: Part, difference: Difference, facts: Facts) -> Decline | None:
-    """Why one side of a difference may not give the same: its factor, or a product without a bound in float16."""
+    """Why one side of a difference may not give the same: its factor, or a product without a bound
+    in float16."""
     half = facts.info.dtype(difference.product.outputs[0]) == ir.DataType.FLOAT16
     if part.factor is not None and part.scaling is not None:
-        if (reason := immoderate(part.factor, part.divides, Viewer(facts, AxisSpace()))) is not None:
+        if (
+            reason := immoderate(part.factor, part.divides, Viewer(facts, AxisSpace()))
+        ) is not None:
             return Decline(Code.PROBABILITY_TERM, reason, part.scaling, CONSTANT_ADVICE)
         if half and not _never_enlarges(part.factor, part.divides, facts):
             return Decline(Code.PROBABILITY_TERM, OVERFLOWS.format(part.factor.name), part.scaling)
     if half and part.anchor is None:
-        return Decline(Code.PROBABILITY_TERM, UNBOUNDED.format(part.probabilities.name), difference.combining)
+        return Decline(
+            Code.PROBABILITY_TERM, UNBOUNDED.format(part.probabilities.name), difference.combining
+        )
     return None
 
 
 def _is_sum_known(difference: Difference, matching: list[ir.Node], facts: Facts) -> bool:
-    """Is the sum of each row proven to be that of the totals of both parts, and none of these to be negative?"""
+    """Is the sum of each row proven to be that of the totals of both parts, and none of these to be
+    negative?"""
     for part in difference.parts:
-        if part.anchor is not None and not _adds_up(part.anchor, part, part.anchor.node in matching, facts.info):
+        if part.anchor is not None and not _adds_up(
+            part.anchor, part, part.anchor.node in matching, facts.info
+        ):
             return False
     if difference.sums_up_to_one(facts):
         return True
@@ -413,7 +468,8 @@ def _is_sum_known(difference: Difference, matching: list[ir.Node], facts: Facts)
 
 
 def _adds_up(anchor: SoftmaxAnchor, part: Part, matches: bool, info: ShapeInfo) -> bool:
-    """Is the sum of probabilities along the keys 1? What matches is known to be a softmax along the keys."""
+    """Is the sum of probabilities along the keys 1? What matches is known to be a softmax along the
+    keys."""
     if anchor.sink is not None or anchor.overflows or anchor.masked or anchor.floored:
         return False
     rank = len(info.sizes(part.probabilities))
@@ -430,7 +486,8 @@ def _bounds(factor: ir.Value | None, facts: Facts) -> tuple[float, float]:
 
 
 def _never_enlarges(factor: ir.Value, divides: bool, facts: Facts) -> bool:
-    """Is the result of a product with this factor, or of a division by it, proven not to be larger?"""
+    """Is the result of a product with this factor, or of a division by it, proven not to be
+    larger?"""
     low, high = _bounds(factor, facts)
     if divides:
         return low >= 1.0 or high <= -1.0

@@ -1,29 +1,37 @@
-"""Query, key and value that are cut from one transposed tensor: the tensor is cut before it is transposed.
+"""Query, key and value that are cut from one transposed tensor: the tensor is cut before it is
+transposed.
 
     q, k, v = qkv.reshape(b, s, 3, n, d).permute(2, 0, 3, 1, 4).unbind(0)
 
 Grammar; the code cites the numbers of the cases:
 
-    packed := Transpose(x)                          read by cuts along one axis alone, which leave nothing out; each
-                                                    cut leads to a product of two tensors that are no weights, by
-                                                    layout operators, casts and elementwise sums and products
+    packed := Transpose(x)                          read by cuts along one axis alone, which leave
+                                                    nothing out; each cut leads to a product of two
+                                                    tensors that are no weights, by layout
+                                                    operators, casts and elementwise sums and
+                                                    products
       1     Split(packed)
-      2   | Gather(packed, i), ...                  i one constant number, as a scalar or in a vector
+      2   | Gather(packed, i), ...                  i one constant number, as a scalar or in a
+                                                    vector
       3   | Slice(packed), ...                      steps of 1, constant places, no other axis
     emitted
-      4     Transpose(Split(x)), ...                the same permutation; Squeeze behind it for the scalars of 2
-      5     Transpose(Reshape(Split(w))), ...       x = Reshape(w), read by nothing else, that takes the last dimension
-                                                    of w apart into that of the cuts and known sizes behind it
+      4     Transpose(Split(x)), ...                the same permutation; Squeeze behind it for the
+                                                    scalars of 2
+      5     Transpose(Reshape(Split(w))), ...       x = Reshape(w), read by nothing else, that takes
+                                                    the last dimension of w apart into that of the
+                                                    cuts and known sizes behind it
 
 Moving elements and leaving elements out commute, so every result holds the same bits.
 
-timm and PaddleOCR write Reshape(qkv, [B, S, 3, N, D]), Transpose(2, 0, 3, 1, 4) and three cuts. Query, key and value
-then are [B, N, S, D], and the attention had to compute in this layout and to transpose its result. Cut first they are
-[B, S, N * D], which no attention has to copy, and the result is in the order that the model wants. A Transpose that
-stays because something else reads it copies its own part: together they copy no more than the one before.
+timm and PaddleOCR write Reshape(qkv, [B, S, 3, N, D]), Transpose(2, 0, 3, 1, 4) and three cuts.
+Query, key and value then are [B, N, S, D], and the attention had to compute in this layout and to
+transpose its result. Cut first they are [B, S, N * D], which no attention has to copy, and the
+result is in the order that the model wants. A Transpose that stays because something else reads it
+copies its own part: together they copy no more than the one before.
 
-Left alone: cuts that no attention reads as they are, such as the halves of a head that rotary positions turn, and those
-of a convolution over the sequence. A Transpose of each would only be one node more.
+Left alone: cuts that no attention reads as they are, such as the halves of a head that rotary
+positions turn, and those of a convolution over the sequence. A Transpose of each would only be one
+node more.
 """
 
 from __future__ import annotations
@@ -69,14 +77,15 @@ LIMIT = 16
 
 
 def cut_early(graphs: Sequence[ir.Graph], info: ShapeInfo, names: Names) -> bool:
-    """Cut before transposing. Returns whether anything changed; then `info` does not know all of the graphs."""
+    """Cut before transposing. Returns whether anything changed; then `info` does not know all of
+    the graphs."""
     return change_found(graphs, info, names, _packed, _Packed.move)
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """A value that holds the places `start` to `start + size` of the dimension `axis` of what is cut, which it lacks if
-    it is `squeezed`."""
+    """A value that holds the places `start` to `start + size` of the dimension `axis` of what is
+    cut, which it lacks if it is `squeezed`."""
 
     value: ir.Value
     axis: int
@@ -100,7 +109,8 @@ class _Packed:
         return list(dict.fromkeys(makers_of(cut.value for cut in self.cuts)))
 
     def move(self, builder: Builder) -> list[ir.Node]:
-        """Make the cuts before the Transpose, and let the readers of the old ones read them. Returns the old ones."""
+        """Make the cuts before the Transpose, and let the readers of the old ones read them.
+        Returns the old ones."""
         starts = sorted({(cut.start, cut.size) for cut in self.cuts})
         parts = dict(zip(starts, self._parts([size for _, size in starts], builder), strict=True))
         for cut in self.cuts:
@@ -124,7 +134,8 @@ class _Packed:
 
 
 def _merged_source(whole: ir.Value, place: int, info: ShapeInfo) -> ir.Value | None:
-    """Case 5: the tensor whose last dimension a Reshape takes apart from `place` on; None for other values."""
+    """Case 5: the tensor whose last dimension a Reshape takes apart from `place` on; None for other
+    values."""
     node, shape = whole.producer(), info.shape(whole)
     source = operand_at(node, 0)
     own = info.sizes(source)
@@ -151,8 +162,8 @@ def _packed(node: ir.Node, info: ShapeInfo) -> _Packed | None:
 
 
 def _all_cuts(packed: ir.Value, shape: Shape, info: ShapeInfo) -> tuple[_Cut, ...]:
-    """What all readers of a tensor of this shape cut out of it; nothing where one of them does something else, or a cut
-    is an output."""
+    """What all readers of a tensor of this shape cut out of it; nothing where one of them does
+    something else, or a cut is an output."""
     by_reader = [_cuts(reader, packed, shape, info) for reader, _ in packed.uses()]
     cuts = tuple(cut for own in by_reader for cut in own)
     if not all(by_reader) or holds_output(cut.value for cut in cuts):
@@ -187,7 +198,8 @@ def _has_weights(product: Contraction) -> bool:
 
 
 def _cuts(reader: ir.Node, packed: ir.Value, shape: Shape, info: ShapeInfo) -> list[_Cut]:
-    """The parts of known places that a node cuts out of a tensor, all along one axis; none for other nodes."""
+    """The parts of known places that a node cuts out of a tensor, all along one axis; none for
+    other nodes."""
     maker = packed.producer()
     if not has_row(reader, CUTTING) or reader.inputs[0] is not packed:
         return []

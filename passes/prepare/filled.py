@@ -3,20 +3,22 @@
     key = torch.empty(b, n, s, d + r)
     key[..., :d], key[..., d:] = a, b
 
-torch.onnx writes the keys of DeepSeek's latent attention so. ScatterND writes along the first dimension, so the keys of
-all tokens are transposed for each part, and back. Grammar; the code cites the numbers of the cases:
+torch.onnx writes the keys of DeepSeek's latent attention so. ScatterND writes along the first
+dimension, so the keys of all tokens are transposed for each part, and back. Grammar; the code cites
+the numbers of the cases:
 
     filled := Transpose(written)                    that alone reads `written`, and is no output
     written :=
-      1     ScatterND(below, places, part)          places one constant range of the first dimension, as [[3], [4], ...]
+      1     ScatterND(below, places, part)          places one constant range of the first
+                                                    dimension, as [[3], [4], ...]
     below :=
       2     written                                 behind Transposes, too, that undo each other
       3   | what all of it is overwritten of: the ranges leave out nothing, and no two of them meet
     part :=
       4     x                                       behind Transposes that reorder all parts alike
     emitted
-      5     Concat(x1, ..., xn)                     in the order of the ranges; then one Transpose, unless those before
-                                                    and behind undo each other
+      5     Concat(x1, ..., xn)                     in the order of the ranges; then one Transpose,
+                                                    unless those before and behind undo each other
 
 In a run that succeeds both sides hold the same bits. Other readers of a value between keep it.
 """
@@ -46,14 +48,15 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 
 def join_parts(graphs: Sequence[ir.Graph], info: ShapeInfo, names: Names) -> bool:
-    """Join the parts of filled tensors. Returns whether anything changed; then `info` does not know all of the
-    graphs."""
+    """Join the parts of filled tensors. Returns whether anything changed; then `info` does not know
+    all of the graphs."""
     return change_found(graphs, info, names, _filled, _Filled.replace)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What is written to places of the first dimension: a value whose dimensions are read in the order `order`."""
+    """What is written to places of the first dimension: a value whose dimensions are read in the
+    order `order`."""
 
     places: range
     value: ir.Value
@@ -62,7 +65,8 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Filled:
-    """A value that holds these parts one behind the other along the axis of each, after it is transposed by `perm`."""
+    """A value that holds these parts one behind the other along the axis of each, after it is
+    transposed by `perm`."""
 
     value: ir.Value
     axis: int
@@ -83,9 +87,14 @@ class _Filled:
 
 
 def _filled(node: ir.Node, info: ShapeInfo) -> _Filled | None:
-    """The value that a Transpose makes of a tensor that is written in parts; None for other nodes."""
+    """The value that a Transpose makes of a tensor that is written in parts; None for other
+    nodes."""
     written = operand_at(node, 0)
-    shape = info.shape(written) if is_op(node, "Transpose") and is_op(written.producer(), "ScatterND") else None
+    shape = (
+        info.shape(written)
+        if is_op(node, "Transpose") and is_op(written.producer(), "ScatterND")
+        else None
+    )
     if not shape or only_reader(written) is not node or node.outputs[0].is_graph_output():
         return None
     perm, length = permutation(node, len(shape)), shape[0].const
@@ -99,7 +108,8 @@ def _filled(node: ir.Node, info: ShapeInfo) -> _Filled | None:
 
 
 def _parts(written: ir.Value, length: int, info: ShapeInfo) -> list[_Part]:
-    """The parts that make up a tensor of this length, the last one first; none where they do not."""
+    """The parts that make up a tensor of this length, the last one first; none where they do
+    not."""
     parts, left, current = list[_Part](), set(range(length)), written
     while left:
         part = _part(current, info)
@@ -125,11 +135,16 @@ def _part(written: ir.Value, info: ShapeInfo) -> _Part | None:
 
 
 def _range(indices: ir.Value, info: ShapeInfo) -> range:
-    """The places of indices such as [[3], [4], ...]; empty where they are not known to be one range."""
+    """The places of indices such as [[3], [4], ...]; empty where they are not known to be one
+    range."""
     if (numbers := constant(indices)) is not None:
         start = int(next(iter(numbers.flat), 0))
         found = range(start, start + numbers.size)
-        return found if numbers.shape[1:] == (1,) and start >= 0 and list(numbers.flat) == list(found) else range(0)
+        return (
+            found
+            if numbers.shape[1:] == (1,) and start >= 0 and list(numbers.flat) == list(found)
+            else range(0)
+        )
     maker, sizes = indices.producer(), consts(info.sizes(indices))
     line = operand_at(maker, 0)
     if not is_op(maker, "Unsqueeze") or len(sizes) != 2 or sizes[1] != 1 or sizes[0] is None:
@@ -137,16 +152,23 @@ def _range(indices: ir.Value, info: ShapeInfo) -> range:
     cut = cut_from(line, info)
     whole, _, start = (line, 0, 0) if cut is None else cut
     counted = whole.producer()
-    if not is_op(counted, "Range") or [info.integer(operand_at(counted, place)) for place in (0, 2)] != [0, 1]:
+    if not is_op(counted, "Range") or [
+        info.integer(operand_at(counted, place)) for place in (0, 2)
+    ] != [0, 1]:
         return range(0)
     return range(start, start + sizes[0])
 
 
 def _moved(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[int, ...]]:
-    """What a value is behind Transposes, and its dimensions in the order of the value; none of an unknown rank."""
+    """What a value is behind Transposes, and its dimensions in the order of the value; none of an
+    unknown rank."""
     order = list(range(len(info.sizes(value))))
     while is_op(node := value.producer(), "Transpose", "Identity"):
-        perm = permutation(node, len(order)) if node.op_type == "Transpose" else list(range(len(order)))
+        perm = (
+            permutation(node, len(order))
+            if node.op_type == "Transpose"
+            else list(range(len(order)))
+        )
         if perm is None:
             break
         order, value = [perm[place] for place in order], operand_at(node, 0)

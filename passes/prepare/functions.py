@@ -1,19 +1,24 @@
-"""Model-local functions are inlined, so that the attention in them is found and each call has a block of its own.
+"""Model-local functions are inlined, so that the attention in them is found and each call has a
+block of its own.
 
-Attention may be spread over functions: one computes the scores, another the softmax. So every function that can be
-inlined is inlined; only a model without any softmax keeps its functions, and without any operator that is written out
-(written_out.py). A function cannot be inlined if one of its operators is another in the model, or if it takes a graph
-as attribute. The report then has one declined block for each softmax and call.
+Attention may be spread over functions: one computes the scores, another the softmax. So every
+function that can be inlined is inlined; only a model without any softmax keeps its functions, and
+without any operator that is written out (written_out.py). A function cannot be inlined if one of
+its operators is another in the model, or if it takes a graph as attribute. The report then has one
+declined block for each softmax and call.
 
-A function and the model may import different versions of a domain. Most operators are the same in both, and only those
-that the function holds count. A call of a function is found by the names alone. So the versions of domains that hold
-nothing but functions mean nothing; jax2onnx writes two of them.
+A function and the model may import different versions of a domain. Most operators are the same in
+both, and only those that the function holds count. A call of a function is found by the names
+alone. So the versions of domains that hold nothing but functions mean nothing; jax2onnx writes two
+of them.
 
-A function that is named like an operator which ONNX Runtime knows by itself, such as com.microsoft's Gelu, is never
-called: the runtime takes its operator. So such a function is dropped, and the nodes are read as that operator.
+A function that is named like an operator which ONNX Runtime knows by itself, such as
+com.microsoft's Gelu, is never called: the runtime takes its operator. So such a function is
+dropped, and the nodes are read as that operator.
 
-CastLike is a function that ONNX itself defines. It becomes a Cast. So the matcher does not have to know CastLike, and a
-node that only takes the type of the scores is not taken for a reader of the scores.
+CastLike is a function that ONNX itself defines. It becomes a Cast. So the matcher does not have to
+know CastLike, and a node that only takes the type of the scores is not taken for a reader of the
+scores.
 """
 
 from __future__ import annotations
@@ -42,7 +47,9 @@ def drop_shadowed(model: ir.Model) -> list[str]:
     shadowed = [
         function
         for function in model.functions.values()
-        if is_runtime_operator(function.domain, function.name, imports.get(_domain(function.domain), 1))
+        if is_runtime_operator(
+            function.domain, function.name, imports.get(_domain(function.domain), 1)
+        )
     ]
     for function in shadowed:
         del model.functions[function.identifier()]
@@ -53,20 +60,25 @@ def drop_shadowed(model: ir.Model) -> list[str]:
         if (node.domain, node.op_type) in names:
             node.overload = ""
     reason = "ONNX Runtime has an operator of this name, and runs that"
-    return [f"the function {domain or 'ai.onnx'}.{name} is left out: {reason}" for domain, name in sorted(names)]
+    return [
+        f"the function {domain or 'ai.onnx'}.{name} is left out: {reason}"
+        for domain, name in sorted(names)
+    ]
 
 
 def inline_functions(model: ir.Model, writes_out: bool) -> list[str]:
-    """Inline what can be inlined in a model that holds a softmax or an attention operator; with `writes_out` one that
-    holds an operator which is written out, too. The result says which functions were dropped instead
-    (`drop_shadowed`)."""
+    """Inline what can be inlined in a model that holds a softmax or an attention operator; with
+    `writes_out` one that holds an operator which is written out, too. The result says which
+    functions were dropped instead (`drop_shadowed`)."""
     if not model.functions:
         return []
     if not _has_reason(_nodes(model), writes_out):
         return []
     dropped, nodes = drop_shadowed(model), _nodes(model)
     with_graphs = {node.op_identifier() for node in nodes if _takes_graph(node.attributes)}
-    with_graphs.update(name for name, function in model.functions.items() if _takes_graph(function.attributes))
+    with_graphs.update(
+        name for name, function in model.functions.items() if _takes_graph(function.attributes)
+    )
     fitting = brought_to_one_version(model, model.functions.keys() - with_graphs)
     for node in nodes:  # a call may leave out the last outputs, but the pass needs all
         called = model.functions.get(node.op_identifier())
@@ -76,15 +88,19 @@ def inline_functions(model: ir.Model, writes_out: bool) -> list[str]:
     return dropped
 
 
-def brought_to_one_version(model: ir.Model, among: Collection[ir.OperatorIdentifier]) -> set[ir.OperatorIdentifier]:
-    """Those of the functions whose operators are the same in the versions that the model imports. They import these
-    versions afterwards, as the inliner asks for."""
+def brought_to_one_version(
+    model: ir.Model, among: Collection[ir.OperatorIdentifier]
+) -> set[ir.OperatorIdentifier]:
+    """Those of the functions whose operators are the same in the versions that the model imports.
+    They import these versions afterwards, as the inliner asks for."""
     imports = _named(model.opset_imports)
     fitting: set[ir.OperatorIdentifier] = set()
     for identifier in (each for each in model.functions if each in among):
         function = model.functions[identifier]
         wanted = _named(function.opset_imports)
-        operators = [node for node in all_nodes(function) if node.op_identifier() not in model.functions]
+        operators = [
+            node for node in all_nodes(function) if node.op_identifier() not in model.functions
+        ]
         if all(_is_same(node, wanted, imports) for node in operators):
             fitting.add(identifier)
             read = {_domain(node.domain) for node in operators}
@@ -114,17 +130,21 @@ def _has_reason(nodes: Sequence[ir.Node], writes_out: bool) -> bool:
 class _Inliner(InlinePass):
     """onnx_ir's inliner, in a time that is linear in the number of functions and calls.
 
-    onnx_ir's inliner looks for a free name by counting from 2, once for each name of each call. So before each call the
-    body gets free names, and the inliner finds them at once.
+    onnx_ir's inliner looks for a free name by counting from 2, once for each name of each call. So
+    before each call the body gets free names, and the inliner finds them at once.
     """
 
     def _reset(self, model: ir.Model) -> None:
         super()._reset(ir.Model(ir.Graph([], [], nodes=[], opset_imports={}), ir_version=8))
         self._functions, self._opset_imports = model.functions, model.opset_imports
-        self._function_id_abbreviations = {identifier: identifier[1] for identifier in model.functions}
+        self._function_id_abbreviations = {
+            identifier: identifier[1] for identifier in model.functions
+        }
         self._nodes, self._values = Names(self._used_node_names), Names(self._used_value_names)
 
-    def _instantiate_call(self, node: ir.Node, call_site_id: str) -> tuple[Sequence[ir.Node], Sequence[ir.Value]]:
+    def _instantiate_call(
+        self, node: ir.Node, call_site_id: str
+    ) -> tuple[Sequence[ir.Node], Sequence[ir.Value]]:
         nodes = all_nodes(self._functions[node.op_identifier()])
         body = [(inner, inner.name, [value.name for value in inner.outputs]) for inner in nodes]
         made = self._nodes.mark, self._values.mark
@@ -144,7 +164,8 @@ class _Inliner(InlinePass):
 
 
 def resolve_casts(graphs: Iterable[ir.Graph], info: ShapeInfo) -> None:
-    """Replace each CastLike by a Cast to the same type, where that is known, in graphs that may hold attention."""
+    """Replace each CastLike by a Cast to the same type, where that is known, in graphs that may
+    hold attention."""
     nodes = [node for graph in graphs for node in graph]
     casts = list(nodes_of_type(nodes, "CastLike"))
     if not casts or not may_hold_attention(nodes):
@@ -162,7 +183,8 @@ def resolve_casts(graphs: Iterable[ir.Graph], info: ShapeInfo) -> None:
 
 
 def softmaxes_in_functions(model: ir.Model) -> Calls:
-    """The names of the softmaxes and attention operators that a call of each remaining function runs."""
+    """The names of the softmaxes and attention operators that a call of each remaining function
+    runs."""
     known: dict[ir.OperatorIdentifier, tuple[str, ...]] = {}
 
     def inside(identifier: ir.OperatorIdentifier) -> tuple[str, ...]:
@@ -189,11 +211,15 @@ def _nodes(model: ir.Model) -> list[ir.Node]:
 
 
 def _takes_graph(attributes: Mapping[str, ir.Attr]) -> bool:
-    return any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in attributes.values())
+    return any(
+        attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+        for attr in attributes.values()
+    )
 
 
 def may_hold_attention(nodes: Iterable[ir.Node]) -> bool:
-    """Is there a softmax, a part of one that is written out, or an attention operator among the nodes?"""
+    """Is there a softmax, a part of one that is written out, or an attention operator among the
+    nodes?"""
     return any(_matters(node) or is_op(node, "Exp", "ReduceMax") for node in nodes)
 
 

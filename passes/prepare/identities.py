@@ -8,23 +8,31 @@ Grammar of what a value is read from instead; the code cites the numbers of the 
     value :=
       1     Concat(x)                                      x
       2   | Split(x) -> value                              x     the only output, which is all of x
-      3   | Concat(y1, ..., yn)                            x     Split(x) -> y1, ..., yn along the same axis
-          | Split(Concat(x1, ..., xn)) -> ..., value, ...  xi    along the same axis, in parts of the same sizes
-      4   | Resize(x) | Upsample(x)                        x     factors of 1, or the sizes of x: ONNX Runtime
-                                                                 copies then in every mode; not with tf_crop_and_resize
+      3   | Concat(y1, ..., yn)                            x     Split(x) -> y1, ..., yn along the
+                                                                 same axis
+          | Split(Concat(x1, ..., xn)) -> ..., value, ...  xi    along the same axis, in parts of
+                                                                 the same sizes
+      4   | Resize(x) | Upsample(x)                        x     factors of 1, or the sizes of x:
+                                                                 ONNX Runtime copies then in every
+                                                                 mode; not with tf_crop_and_resize
       5   | SequenceAt(sequence, i)                        its element i; i constant
-      6   | ConcatFromSequence(sequence)                   Concat of its elements (1, 3), after Unsqueeze for new_axis 1
+      6   | ConcatFromSequence(sequence)                   Concat of its elements (1, 3), after
+                                                           Unsqueeze for new_axis 1
       7   | ConcatFromSequence(SplitToSequence(x))         x     along the same axis
     sequence :=
       8     SequenceConstruct(x1, ..., xn) | SequenceEmpty
       9   | SequenceInsert(sequence, x, i) | SequenceErase(sequence, i)        i constant or absent
-     10   | SplitToSequence(x, sizes)                      the outputs of Split(x, sizes): a known number of parts
-            | SplitToSequence(x)                           parts of 1, with Squeeze for keepdims 0; a known length
+     10   | SplitToSequence(x, sizes)                      the outputs of Split(x, sizes): a known
+                                                           number of parts
+            | SplitToSequence(x)                           parts of 1, with Squeeze for keepdims 0;
+                                                           a known length
      11   | Identity(sequence)
 
-In a run that succeeds both sides hold the same bits. An index out of range is left alone: the run fails.
+In a run that succeeds both sides hold the same bits. An index out of range is left alone: the run
+fails.
 
-The nodes that nothing reads any more are removed. One whose result is an output stays, but not between the other nodes.
+The nodes that nothing reads any more are removed. One whose result is an output stays, but not
+between the other nodes.
 """
 
 from __future__ import annotations
@@ -62,16 +70,16 @@ INT64 = ir.DataType.INT64
 
 
 def bypass_identities(graphs: Sequence[ir.Graph], info: ShapeInfo, names: Names) -> bool:
-    """Let the readers of such operators read what is behind them. Returns whether anything changed; then `info` does
-    not know all of the graphs."""
+    """Let the readers of such operators read what is behind them. Returns whether anything changed;
+    then `info` does not know all of the graphs."""
     changed = [_Bypass(Builder(graph, names, info)).run() for graph in graphs]
     return any(changed)
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """Case 10: the parts of `whole`, cut along `axis`. `sizes` is an int64 tensor of their sizes, or the sizes. Each
-    part loses the dimension if it is `squeezed`."""
+    """Case 10: the parts of `whole`, cut along `axis`. `sizes` is an int64 tensor of their sizes,
+    or the sizes. Each part loses the dimension if it is `squeezed`."""
 
     whole: ir.Value
     axis: int
@@ -80,7 +88,9 @@ class _Parts:
     squeezed: bool
 
     @staticmethod
-    def of_sizes(whole: ir.Value, axis: int, sizes: tuple[int, ...] | None, squeezed: bool = False) -> _Parts | None:
+    def of_sizes(
+        whole: ir.Value, axis: int, sizes: tuple[int, ...] | None, squeezed: bool = False
+    ) -> _Parts | None:
         """The parts of these sizes; None where they are unknown."""
         return None if sizes is None else _Parts(whole, axis, len(sizes), sizes, squeezed)
 
@@ -125,14 +135,16 @@ class _Bypass:
                 left.append(node)
                 for reader, place in tuple(output.uses()):
                     reader.replace_input_with(place, source)
-        sweep(graph, [*left, *self.builder.nodes])  # elements that nothing took were made for nothing
+        # elements that nothing took were made for nothing
+        sweep(graph, [*left, *self.builder.nodes])
         self.builder.drop_unused_constants()
         if left:
             restore_order(graph)
         return bool(left)
 
     def _sources(self, node: ir.Node) -> Sequence[ir.Value]:
-        """What the readers of a node's outputs can read instead; empty where that is the outputs themselves."""
+        """What the readers of a node's outputs can read instead; empty where that is the outputs
+        themselves."""
         rule = _SOURCES.get(node.op_type)
         if rule is None or not any(output.uses() for output in node.outputs):
             return []
@@ -163,7 +175,11 @@ class _Bypass:
         if len(parts) == 1:
             return parts[0]
         split = split_of(parts[0].producer(), self.info)
-        if split is None or split.parts != tuple(parts) or split.axis != self._place(parts[0], axis):
+        if (
+            split is None
+            or split.parts != tuple(parts)
+            or split.axis != self._place(parts[0], axis)
+        ):
             return None
         return split.whole
 
@@ -173,7 +189,12 @@ class _Bypass:
         if len(node.outputs) == 1:
             return [whole]
         joined, split = concat_of(whole.producer(), self.info), split_of(node, self.info)
-        if joined is None or split is None or joined.axis != split.axis or len(joined.parts) != len(split.parts):
+        if (
+            joined is None
+            or split is None
+            or joined.axis != split.axis
+            or len(joined.parts) != len(split.parts)
+        ):
             return []
         for one, other in zip(joined.parts, split.parts, strict=True):
             if not joined.size(one, self.info) == split.size(other, self.info) is not None:
@@ -255,12 +276,18 @@ class _Bypass:
 
     def split(self, node: ir.Node) -> _Sequence | None:
         """Case 10."""
-        whole, given, keepdims = operand_at(node, 0), input_of(node, 1), int_attr(node, "keepdims", 1)
+        whole, given, keepdims = (
+            operand_at(node, 0),
+            input_of(node, 1),
+            int_attr(node, "keepdims", 1),
+        )
         axis = self._place(whole, int_attr(node, "axis", 0))
         if axis is None:
             return None
         if given is None:
-            return _Parts.of_sizes(whole, axis, self._equal_parts(whole, axis, 1), squeezed=not keepdims)
+            return _Parts.of_sizes(
+                whole, axis, self._equal_parts(whole, axis, 1), squeezed=not keepdims
+            )
         # ONNX ignores keepdims here, ONNX Runtime does not
         return self._given_parts(whole, axis, given) if keepdims else None
 
@@ -277,7 +304,8 @@ class _Bypass:
         return _Parts(whole, axis, count, given, False)
 
     def _equal_parts(self, whole: ir.Value, axis: int, part: int) -> tuple[int, ...] | None:
-        """The sizes of parts of one size, of which the last may be smaller; None for an unknown number of parts."""
+        """The sizes of parts of one size, of which the last may be smaller; None for an unknown
+        number of parts."""
         length = self.info.sizes(whole)[axis].const
         if not length or part < 1 or length > part * MOST_PARTS:
             return None

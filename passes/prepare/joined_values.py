@@ -1,4 +1,5 @@
-"""One distribution over several values (LiLT, DiffLlama): the values are joined, and the attention is computed once.
+"""One distribution over several values (LiLT, DiffLlama): the values are joined, and the attention
+is computed once.
 
     p = scores.softmax(-1)
     output, layout_output = p @ v, p @ layout_v
@@ -6,30 +7,33 @@
 Grammar; the code cites the numbers of the cases. For ONNX Runtime:
 
     probabilities := Softmax(scores)
-      1     one node for all of equal scores: elementwise operators of the same values, where Add and Mul may have
-            their operands in either order
+      1     one node for all of equal scores: elementwise operators of the same values, where Add
+            and Mul may have their operands in either order
     outputs :=
-      2     MatMul(read, values), ...                      two or more; nothing else reads the probabilities
+      2     MatMul(read, values), ...                      two or more; nothing else reads the
+                                                         probabilities
     read :=
       4     probabilities | Cast(read)                     the same types for all softmaxes of 1
     emitted
       3     Split(MatMul(read, Concat(values)))            along the last dimension
 
-Each column of a product depends on its own column of the values, so the results are the same. Equal scores (1) have
-equal probabilities, and addition and multiplication are commutative in every number format. LiLT writes text + layout
-in one order for the text, and in the other one for the layout.
+Each column of a product depends on its own column of the values, so the results are the same. Equal
+scores (1) have equal probabilities, and addition and multiplication are commutative in every number
+format. LiLT writes text + layout in one order for the text, and in the other one for the layout.
 
-Fused one by one, both attentions compute both products again. Times for 12 heads of 64 and 16, on one core, in ms:
+Fused one by one, both attentions compute both products again. Times for 12 heads of 64 and 16, on
+one core, in ms:
 
     tokens                              128     256     512
     the original                       0.96     6.5      50
     two attentions                      1.3     6.6      42
     one attention, joined values        0.8     3.2      28
 
-Refused: values whose sizes differ in another dimension than the last, or that are too large together. Such attentions
-are computed one by one (shared.py).
+Refused: values whose sizes differ in another dimension than the last, or that are too large
+together. Such attentions are computed one by one (shared.py).
 
-The change is a trial: it is kept if the ordinary matcher then takes the attention (substitutions.py).
+The change is a trial: it is kept if the ordinary matcher then takes the attention
+(substitutions.py).
 """
 
 from __future__ import annotations
@@ -42,7 +46,15 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import all_known, all_ops, holds_output, inputs_of, is_op, operand_at, readers_of
+from fa_compiler.passes.ir.nodes import (
+    all_known,
+    all_ops,
+    holds_output,
+    inputs_of,
+    is_op,
+    operand_at,
+    readers_of,
+)
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.roles import MAX_HEAD_SIZE
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
@@ -57,10 +69,13 @@ MAX_DEPTH = 8
 
 
 def join_values(
-    graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
+    graph: ir.Graph,
+    softmaxes: Sequence[SoftmaxAnchor],
+    matcher: Matcher,
+    new_builder: Callable[[], Builder],
 ) -> Substitutions:
-    """Join the values of each distribution that has several, where the attention then matches. The graph stays as it is
-    where there are none."""
+    """Join the values of each distribution that has several, where the attention then matches. The
+    graph stays as it is where there are none."""
     result, info = Substitutions(), matcher.facts.info
     if matcher.facts.options.target != "ort":
         return result
@@ -72,7 +87,9 @@ def join_values(
         with Trial(new_builder()) as trial:
             outputs = [node.outputs[0] for node in products]
             trial.replace(*zip(outputs, _emitted(products, trial.builder), strict=True))
-            matches = is_match(first, replace(matcher, joins_added_product=True)) or is_match(first, matcher)
+            matches = is_match(first, replace(matcher, joins_added_product=True)) or is_match(
+                first, matcher
+            )
             if matches and (change := trial.keep()) is not None:
                 result.add(Substitution(change, twins=twins), first.node)
     return result
@@ -83,7 +100,9 @@ def _groups(softmaxes: Sequence[SoftmaxAnchor], info: ShapeInfo) -> list[list[So
     groups: dict[object, list[SoftmaxAnchor]] = {}
     for anchor in softmaxes:
         if anchor.nodes == (anchor.output.producer(),) and is_op(anchor.node, "Softmax"):
-            groups.setdefault((anchor.axes, _score_key(anchor.scores, info, MAX_DEPTH)), []).append(anchor)
+            groups.setdefault((anchor.axes, _score_key(anchor.scores, info, MAX_DEPTH)), []).append(
+                anchor
+            )
     return list(groups.values())
 
 
@@ -93,11 +112,18 @@ def _products(group: Sequence[SoftmaxAnchor], info: ShapeInfo) -> list[ir.Node]:
     reads = [value for values, _ in paths for value in values]
     products, types = list(readers_of(reads)), {types for _, types in paths}
     alone = len(types) == 1 and _read_alone(products, reads)
-    return products if alone and _are_joinable([operand_at(node, 1) for node in products], info) else []
+    return (
+        products
+        if alone and _are_joinable([operand_at(node, 1) for node in products], info)
+        else []
+    )
 
 
-def _reads(anchor: SoftmaxAnchor, info: ShapeInfo) -> tuple[list[ir.Value], tuple[ir.DataType | None, ...]]:
-    """Case 4: the values that products read of the probabilities, and the types that these are cast to on the way."""
+def _reads(
+    anchor: SoftmaxAnchor, info: ShapeInfo
+) -> tuple[list[ir.Value], tuple[ir.DataType | None, ...]]:
+    """Case 4: the values that products read of the probabilities, and the types that these are cast
+    to on the way."""
     values, types = [anchor.output], list[ir.DataType | None]()
     while True:
         readers = list(readers_of(values))
@@ -129,7 +155,8 @@ def _read_alone(products: Sequence[ir.Node], reads: Sequence[ir.Value]) -> bool:
 
 
 def _are_joinable(values: Sequence[ir.Value], info: ShapeInfo) -> bool:
-    """Case 3: do values differ in their last dimension alone, and are they not too large together?"""
+    """Case 3: do values differ in their last dimension alone, and are they not too large
+    together?"""
     shapes = [info.sizes(value) for value in values]
     others = {shape[:-1] for shape in shapes}
     if len(others) > 1 or () in others:

@@ -1,5 +1,6 @@
-"""Keys in parts (PEGASUS-X, BigBird): one product takes the place of several. The scores of the parts are joined by
-Concat, and the products of parts of the probabilities with parts of the values are added.
+"""Keys in parts (PEGASUS-X, BigBird): one product takes the place of several. The scores of the
+parts are joined by Concat, and the products of parts of the probabilities with parts of the values
+are added.
 
     scores = torch.cat([q @ global_k.T, q @ block_k.T], -1) * c
     p = scores.softmax(-1)
@@ -8,31 +9,35 @@ Concat, and the products of parts of the probabilities with parts of the values 
 Grammar; the code cites the numbers of the cases:
 
     scores := above
-      1     | any(scores, ...)                         a step of ABOVE: whatever it does, it is done to all scores
+      1     | any(scores, ...)                         a step of ABOVE: whatever it does, it is done
+                                        to all scores
     above :=
       2     Concat(part, part, ...)                    along the last axis, the keys
     part :=
       3     scaled | Add(scaled, t)
     scaled :=
-      4     product(query, keys) | Mul(product, c) | Div(product, c)         the same query and c in all parts
+      4     product(query, keys) | Mul(product, c) | Div(product, c)
+                                        the same query and c in all parts
     emitted
       5     Add(Mul(product(query, Concat(keys)), c), Concat(t))             0 for a part without t
 
     output :=
       6     product(cut, values) | Add(output, output)
     cut :=
-      7     Slice(probabilities) | Split(probabilities)         the cuts follow each other and leave out no key
+      7     Slice(probabilities) | Split(probabilities)         the cuts follow each other and leave
+                                        out no key
     emitted
       8     product(probabilities, Concat(values))
 
-A product with joined keys holds the products with its parts side by side, and a product with joined values is the sum
-of those with its parts. So only the order of additions changes, as in every fusion. No sum of some of the keys may
-overflow, because probabilities weight the values. A t is added to the same scores as before, and where it lacks
-dimensions, or has size 1 along them, it is repeated, as Add repeats it. Keys and values are repeated in the same way,
-such as global keys that every block of PEGASUS-X attends.
+A product with joined keys holds the products with its parts side by side, and a product with joined
+values is the sum of those with its parts. So only the order of additions changes, as in every
+fusion. No sum of some of the keys may overflow, because probabilities weight the values. A t is
+added to the same scores as before, and where it lacks dimensions, or has size 1 along them, it is
+repeated, as Add repeats it. Keys and values are repeated in the same way, such as global keys that
+every block of PEGASUS-X attends.
 
-Repeating and joining copies keys and values, once for all rows of a batch entry. Its time beside that of the parts, on
-one core, with heads of 64:
+Repeating and joining copies keys and values, once for all rows of a batch entry. Its time beside
+that of the parts, on one core, with heads of 64:
 
     16 rows, 64 keys                    1.2
     32 rows, 64 keys                    0.9
@@ -41,11 +46,12 @@ one core, with heads of 64:
 
 So parts of fewer rows than FEW_ROWS stay as they are.
 
-Refused: queries that are not the same value. LUKE has four products, by the kinds of query and key. One product of all
-needs [q1, q2] [k, 0] and [q1, q2] [0, k], heads of twice the size. For 12 heads of 64, and 64 to 512 words beside 8 to
-32 entities, this took 1.1 to 1.6 times as long as the four.
+Refused: queries that are not the same value. LUKE has four products, by the kinds of query and key.
+One product of all needs [q1, q2] [k, 0] and [q1, q2] [0, k], heads of twice the size. For 12 heads
+of 64, and 64 to 512 words beside 8 to 32 entities, this took 1.1 to 1.6 times as long as the four.
 
-The change is a trial: it is kept if the ordinary matcher then takes the attention (substitutions.py).
+The change is a trial: it is kept if the ordinary matcher then takes the attention
+(substitutions.py).
 """
 
 from __future__ import annotations
@@ -99,7 +105,8 @@ ONE = Dim(1)
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand of a product: its dimensions in the order `wanted` are those at `places`, None where it has none."""
+    """An operand of a product: its dimensions in the order `wanted` are those at `places`, None
+    where it has none."""
 
     value: ir.Value
     places: tuple[int | None, ...]
@@ -128,14 +135,18 @@ class Operand:
         value = self.value
         if own != tuple(range(len(own))):
             value = builder.transpose(value, own)
-        return builder.unsqueeze(value, [at for at, place in enumerate(self.places) if place is None])
+        return builder.unsqueeze(
+            value, [at for at, place in enumerate(self.places) if place is None]
+        )
 
 
 @dataclass(frozen=True)
 class Joined:
-    """Operands that are joined along one dimension, after each of them is repeated to `sizes` along the others.
+    """Operands that are joined along one dimension, after each of them is repeated to `sizes` along
+    the others.
 
-    `lengths` are their sizes along the joined dimension. An operand that is shorter is repeated there, too.
+    `lengths` are their sizes along the joined dimension. An operand that is shorter is repeated
+    there, too.
     """
 
     operands: tuple[Operand, ...]
@@ -144,11 +155,15 @@ class Joined:
     lengths: Shape
 
     @staticmethod
-    def of(operands: Sequence[Operand], along: int, info: ShapeInfo, lengths: Shape | None = None) -> Joined | None:
+    def of(
+        operands: Sequence[Operand], along: int, info: ShapeInfo, lengths: Shape | None = None
+    ) -> Joined | None:
         """None where sizes are not proven to fit."""
         given = [operand.sizes(info) for operand in operands]
         longest = lengths or tuple(sizes[along] for sizes in given)
-        if any(sizes[along] not in (length, ONE) for sizes, length in zip(given, longest, strict=True)):
+        if any(
+            sizes[along] not in (length, ONE) for sizes, length in zip(given, longest, strict=True)
+        ):
             return None
         common: list[Dim] = []
         for place, sizes in enumerate(zip(*given, strict=True)):
@@ -161,14 +176,17 @@ class Joined:
         return Joined(tuple(operands), along, tuple(common), longest)
 
     def emitted(self, measured: Sequence[Operand], builder: Builder) -> ir.Value:
-        """The joined value. Sizes of the run are those of these operands, too, which may stand beside them."""
+        """The joined value. Sizes of the run are those of these operands, too, which may stand
+        beside them."""
         parts: list[ir.Value] = []
         for operand, length in zip(self.operands, self.lengths, strict=True):
             wanted = (*self.sizes[: self.along], length, *self.sizes[self.along + 1 :])
             parts.append(self._repeated(operand, wanted, measured, builder))
         return builder.concat(parts, self.along)
 
-    def _repeated(self, operand: Operand, wanted: Shape, measured: Sequence[Operand], builder: Builder) -> ir.Value:
+    def _repeated(
+        self, operand: Operand, wanted: Shape, measured: Sequence[Operand], builder: Builder
+    ) -> ir.Value:
         value, own = operand.arranged(builder), operand.sizes(builder.info)
         if own == wanted:
             return value
@@ -196,9 +214,14 @@ class JoinedScores:
         turned = builder.transpose(keys, (*range(rank - 2), rank - 1, rank - 2))
         scores = builder.matmul(self.query.arranged(builder), turned)
         if self.number != 1.0:
-            scores = builder.mul(scores, builder.constant(np.array(self.number, dtype.numpy()), "scale"))
+            scores = builder.mul(
+                scores, builder.constant(np.array(self.number, dtype.numpy()), "scale")
+            )
         if self.terms is not None:
-            last = [Operand(key.value, (*key.places[:-2], None, key.places[-2])) for key in self.keys.operands]
+            last = [
+                Operand(key.value, (*key.places[:-2], None, key.places[-2]))
+                for key in self.keys.operands
+            ]
             scores = builder.add(scores, self.terms.emitted(last, builder))
         return scores
 
@@ -219,14 +242,20 @@ class JoinedValues:
 
 
 def join_keys(
-    graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
+    graph: ir.Graph,
+    softmaxes: Sequence[SoftmaxAnchor],
+    matcher: Matcher,
+    new_builder: Callable[[], Builder],
 ) -> Substitutions:
-    """Join the keys and the values of softmaxes whose keys are in parts, where the attention then matches. An attention
-    of few rows is declined. The graph stays as it is where there are none."""
+    """Join the keys and the values of softmaxes whose keys are in parts, where the attention then
+    matches. An attention of few rows is declined. The graph stays as it is where there are none."""
     result, info = Substitutions(), matcher.facts.info
     for anchor in softmaxes:
         with Trial(new_builder()) as trial:
-            values, scores = _joined_values(anchor, info), _joined_scores(anchor, trial.builder, info)
+            values, scores = (
+                _joined_values(anchor, info),
+                _joined_scores(anchor, trial.builder, info),
+            )
             joined: list[JoinedValues | JoinedScores] = without_none((values, scores))
             if not joined:
                 continue
@@ -240,7 +269,9 @@ def join_keys(
     return result
 
 
-def _why_too_few_rows(joined: JoinedScores | JoinedValues, anchor: SoftmaxAnchor, info: ShapeInfo) -> Decline | None:
+def _why_too_few_rows(
+    joined: JoinedScores | JoinedValues, anchor: SoftmaxAnchor, info: ShapeInfo
+) -> Decline | None:
     rows = (info.shape(anchor.output) or (ONE, ONE))[-2].const
     if rows is None or rows >= FEW_ROWS:
         return None
@@ -267,7 +298,8 @@ def _joined_scores(anchor: SoftmaxAnchor, builder: Builder, info: ShapeInfo) -> 
 
 
 def _parts_of(whole: ir.Value, info: ShapeInfo) -> list[_Part]:
-    """Cases 3 and 4: the parts that are joined, all of one query and one number; none where there are other parts."""
+    """Cases 3 and 4: the parts that are joined, all of one query and one number; none where there
+    are other parts."""
     parts = all_known(_score_part(value, info) for value in operands(whole.producer())) or []
     return parts if len({(part.query, part.number) for part in parts}) == 1 else []
 
@@ -338,7 +370,11 @@ def _query_and_keys(
         return None
     row, key = product.out[-2:]
     side = int(key not in product.labels[1])
-    if key in product.labels[side] or row in product.labels[1 - side] or row not in product.labels[side]:
+    if (
+        key in product.labels[side]
+        or row in product.labels[1 - side]
+        or row not in product.labels[side]
+    ):
         return None
     (summed,) = product.summed
     query = Operand.of(product, side, (*product.out[:-1], summed))
@@ -348,7 +384,9 @@ def _query_and_keys(
     return _Part(query, keys, number, term)
 
 
-def _joined_terms(parts: Sequence[_Part], keys: Joined, rank: int, builder: Builder, info: ShapeInfo) -> Joined | None:
+def _joined_terms(
+    parts: Sequence[_Part], keys: Joined, rank: int, builder: Builder, info: ShapeInfo
+) -> Joined | None:
     """Case 5: the terms of all parts, 0 where one has none."""
     dtype, zero = info.dtype(parts[0].keys.value), ABSENT
     if dtype is None:
@@ -382,19 +420,25 @@ def _products(cuts: Sequence[ir.Value], info: ShapeInfo) -> list[Contraction]:
 
 
 def _values_beside(product: Contraction, cuts: Sequence[ir.Value]) -> Operand | None:
-    """Case 6: the values of a product with one of these cuts of the probabilities; None where the product is scaled, or
-    has its rows or keys elsewhere."""
+    """Case 6: the values of a product with one of these cuts of the probabilities; None where the
+    product is scaled, or has its rows or keys elsewhere."""
     side = int(product.operands[0] not in cuts)
     (summed,) = product.summed
     if product.labels[side] != (*product.out[:-1], summed) or product.factor != 1.0:
         return None
-    if product.out[-1] not in product.labels[1 - side] or product.out[-2] in product.labels[1 - side]:
+    if (
+        product.out[-1] not in product.labels[1 - side]
+        or product.out[-2] in product.labels[1 - side]
+    ):
         return None
     return Operand.of(product, 1 - side, (*product.out[:-2], summed, product.out[-1]))
 
 
-def _in_order(cuts: Sequence[ir.Value], probabilities: ir.Value, shape: Shape, info: ShapeInfo) -> list[ir.Value]:
-    """Case 7: the cuts in the order of the keys, if each follows the one before, and none is left out; else none."""
+def _in_order(
+    cuts: Sequence[ir.Value], probabilities: ir.Value, shape: Shape, info: ShapeInfo
+) -> list[ir.Value]:
+    """Case 7: the cuts in the order of the keys, if each follows the one before, and none is left
+    out; else none."""
     pending = [(cut, _cut_start(cut, probabilities, shape, info)) for cut in cuts]
     ordered: list[ir.Value] = []
     end = Dim(0)
@@ -409,7 +453,8 @@ def _in_order(cuts: Sequence[ir.Value], probabilities: ir.Value, shape: Shape, i
 
 
 def _cut_start(cut: ir.Value, whole: ir.Value, shape: Shape, info: ShapeInfo) -> Dim | None:
-    """Where a cut of the last dimension begins. None where it cuts something else, or where that is unknown."""
+    """Where a cut of the last dimension begins. None where it cuts something else, or where that is
+    unknown."""
     own = info.shape(cut)
     if own is None or own[:-1] != shape[:-1] or operand_at(cut.producer(), 0) is not whole:
         return None
@@ -417,14 +462,20 @@ def _cut_start(cut: ir.Value, whole: ir.Value, shape: Shape, info: ShapeInfo) ->
 
 
 def _sum_of(values: Sequence[ir.Value]) -> ir.Value | None:
-    """Case 6: the sum of all these values, each of which nothing else reads; None where there are no values."""
+    """Case 6: the sum of all these values, each of which nothing else reads; None where there are
+    no values."""
     pending = list(values)
     while len(pending) > 1:
         readers = [only_reader(value) for value in pending]
-        node = next((reader for reader in readers if is_op(reader, "Add") and readers.count(reader) == 2), None)
+        node = next(
+            (reader for reader in readers if is_op(reader, "Add") and readers.count(reader) == 2),
+            None,
+        )
         if node is None:
             return None
-        pending = [value for value, reader in zip(pending, readers, strict=True) if reader is not node]
+        pending = [
+            value for value, reader in zip(pending, readers, strict=True) if reader is not node
+        ]
         pending.append(node.outputs[0])
     return sole(pending)
 

@@ -1,29 +1,35 @@
-"""Terms that are added to a part of the scores: the assignment to this part becomes a sum over all scores.
+"""Terms that are added to a part of the scores: the assignment to this part becomes a sum over all
+scores.
 
     scores[:, :, 1:, 1:] += relative_positions
 
 Grammar; the code cites the numbers of the cases. Each value is read by the place of its elements:
 
     whole := scores
-      1     | ScatterND(whole, places, updates)        places proven to be all places of a box, in order; the element
-                                                       is that of updates in the box, and that of whole outside of it
-      2     | layout(whole)                            what positions.py reads through, Slices among it
+      1     | ScatterND(whole, places, updates)        places proven to be all places of a box, in
+                                                       order; the element is that of updates in the
+                                                       box, and that of whole outside of it
+      2     | layout(whole)                            what positions.py reads through, Slices among
+                                                       it
     updates := whole
       3     | Add(whole, t) | Add(t, whole)            in one box of the scores, and with one t
-    emitted, where every element is proven to be that of the scores at its own place, or the sum of it and one of t
+    emitted, where every element is proven to be that of the scores at its own place, or the sum of
+    it and one of t
       4     Add(scores, Pad(t))                        0 outside of the box
     emitted, where the places are all of the scores
       5     updates                                    of any form
 
-Torch's exporters write scores[:, :, 1:, 1:] += t like this: relative positions that a class token does not have
-(MViTv2). Without a class token they write scores[:, :, :, :] += t (5). A score outside of the box is added to 0, which
-leaves it as it is: NaN and infinities stay, and a softmax does not tell -0 from 0. In the box the same two numbers are
-added. So the result is the same in every run.
+Torch's exporters write scores[:, :, 1:, 1:] += t like this: relative positions that a class token
+does not have (MViTv2). Without a class token they write scores[:, :, :, :] += t (5). A score
+outside of the box is added to 0, which leaves it as it is: NaN and infinities stay, and a softmax
+does not tell -0 from 0. In the box the same two numbers are added. So the result is the same in
+every run.
 
-Refused: t that is repeated along a dimension in which the box is not the whole; t of another type than float32, whose
-Pad not every release of ONNX Runtime has; opsets without ScatterND.
+Refused: t that is repeated along a dimension in which the box is not the whole; t of another type
+than float32, whose Pad not every release of ONNX Runtime has; opsets without ScatterND.
 
-The change is a trial: it is kept if the ordinary matcher then takes the attention (substitutions.py).
+The change is a trial: it is kept if the ordinary matcher then takes the attention
+(substitutions.py).
 """
 
 from __future__ import annotations
@@ -74,8 +80,8 @@ Margins = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class PartSum:
-    """Scores to which a tensor is added in a box: `whole` is the result. `before` and `after` say how many scores there
-    are before and after the box, along each dimension of the addend."""
+    """Scores to which a tensor is added in a box: `whole` is the result. `before` and `after` say
+    how many scores there are before and after the box, along each dimension of the addend."""
 
     whole: ir.Value
     scores: ir.Value
@@ -102,13 +108,19 @@ class Overwritten:
 
 
 def add_to_whole(
-    graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
+    graph: ir.Graph,
+    softmaxes: Sequence[SoftmaxAnchor],
+    matcher: Matcher,
+    new_builder: Callable[[], Builder],
 ) -> Substitutions:
-    """Add to all scores what is added to a part of them, where the attention then matches. The graph stays as it is
-    where there are none."""
+    """Add to all scores what is added to a part of them, where the attention then matches. The
+    graph stays as it is where there are none."""
     result, info = Substitutions(), matcher.facts.info
     for node in reversed(list(nodes_of_type(graph, "ScatterND"))):  # the last assignment first
-        if node.graph is not graph or (part := _overwritten(node, info) or _part_sum(node, info)) is None:
+        if (
+            node.graph is not graph
+            or (part := _overwritten(node, info) or _part_sum(node, info)) is None
+        ):
             continue
         anchor = next((anchor for anchor in softmaxes if depends(anchor.scores, node)), None)
         if anchor is None:
@@ -130,7 +142,8 @@ def _overwritten(node: ir.Node, info: ShapeInfo) -> Overwritten | None:
 
 
 def _starts(node: ir.Node, info: ShapeInfo) -> list[int] | None:
-    """Where the box of a ScatterND begins, along each dimension that its places have; None where they are no box."""
+    """Where the box of a ScatterND begins, along each dimension that its places have; None where
+    they are no box."""
     whole, places, _ = operands(node)
     shape, listed = info.shape(whole), info.shape(places)
     if shape is None or not listed or not overwrites(node):
@@ -139,7 +152,10 @@ def _starts(node: ir.Node, info: ShapeInfo) -> list[int] | None:
     if depth != len(listed) - 1 or depth > len(shape):
         return None
     line = Positions(info, listed[:-1])
-    numbers = (line.number(places, (*line.identity_index, Affine.number(axis, depth))) for axis in range(depth))
+    numbers = (
+        line.number(places, (*line.identity_index, Affine.number(axis, depth)))
+        for axis in range(depth)
+    )
     return all_known(map(_distance, numbers, line.identity_index))
 
 
@@ -167,7 +183,9 @@ def _sum_of_scores(whole: ir.Value, scores: ir.Value, info: ShapeInfo) -> PartSu
     if margins is None or not _is_in_place(piece, margins, walk.own, shape, info):
         return None
     own = margins[len(shape) - len(piece.at) :]
-    return PartSum(whole, scores, piece.addend, tuple(low for low, _ in own), tuple(high for _, high in own))
+    return PartSum(
+        whole, scores, piece.addend, tuple(low for low, _ in own), tuple(high for _, high in own)
+    )
 
 
 def _margins(box: Box, shape: Shape) -> Margins | None:
@@ -181,9 +199,11 @@ def _margins(box: Box, shape: Shape) -> Margins | None:
     return tuple(margins)
 
 
-def _is_in_place(piece: _Piece, margins: Margins, own: Index, shape: Shape, info: ShapeInfo) -> bool:
-    """Case 4: is each element of the addend added at its own place in the box? Where the box is the whole, an addend of
-    size 1 is repeated."""
+def _is_in_place(
+    piece: _Piece, margins: Margins, own: Index, shape: Shape, info: ShapeInfo
+) -> bool:
+    """Case 4: is each element of the addend added at its own place in the box? Where the box is the
+    whole, an addend of size 1 is repeated."""
     sizes = info.shape(piece.addend)
     if sizes is None or len(sizes) > len(shape) or info.dtype(piece.addend) != ir.DataType.FLOAT:
         return False  # a sum may be computed in float64 and cast back
@@ -210,8 +230,8 @@ def _before_assignments(value: ir.Value) -> ir.Value | None:
 
 
 class _Piece(NamedTuple):
-    """The elements in `box`: those of the scores at `place`, to which those of the addend, at `at`, are added. Nothing
-    is added where it is ABSENT."""
+    """The elements in `box`: those of the scores at `place`, to which those of the addend, at `at`,
+    are added. Nothing is added where it is ABSENT."""
 
     box: Box
     place: Index
@@ -238,7 +258,8 @@ class _Elements:
         return tuple((0, size.const) for size in self.reader.sizes)
 
     def read(self, value: ir.Value, index: Index, box: Box) -> list[_Piece] | None:
-        """The elements of a value at `index`, for the indices in a box; None where one of them is unknown."""
+        """The elements of a value at `index`, for the indices in a box; None where one of them is
+        unknown."""
         self.count += 1
         node = value.producer()
         if value is self.scores:
@@ -258,7 +279,11 @@ class _Elements:
             pieces = if_known(partial(self.read, box=box), part, place)
             if pieces is not None and addend is not None and at is not None:
                 plain = all(piece.addend is ABSENT for piece in pieces)
-                return [_Piece(piece.box, piece.place, addend, at) for piece in pieces] if plain else None
+                return (
+                    [_Piece(piece.box, piece.place, addend, at) for piece in pieces]
+                    if plain
+                    else None
+                )
         return None
 
     def _written(self, node: ir.Node, index: Index, box: Box) -> list[_Piece] | None:
@@ -271,11 +296,14 @@ class _Elements:
             return self.read(whole, index, box)
         shifted = tuple(place + -start for place, start in zip(index, starts, strict=False))
         written = self.read(updates, (*shifted, *index[len(starts) :]), inner)
-        parts = all_known([written, *(self.read(whole, index, rest) for rest in _outside(box, inner))])
+        parts = all_known(
+            [written, *(self.read(whole, index, rest) for rest in _outside(box, inner))]
+        )
         return None if parts is None else [*chain.from_iterable(parts)]
 
     def _box_of(self, node: ir.Node, starts: Sequence[int], index: Index, box: Box) -> Box | None:
-        """The part of a box that an assignment writes, whose places begin at these starts; None where it is unknown."""
+        """The part of a box that an assignment writes, whose places begin at these starts; None
+        where it is unknown."""
         shape, listed = (self.reader.info.sizes(value) for value in operands(node)[:2])
         if len(starts) > len(index):
             return None
@@ -303,7 +331,8 @@ def _outside(box: Box, inner: Box) -> Iterator[Box]:
 
 
 def _distance(number: object, place: Affine) -> int | None:
-    """How far a number is behind a place, the same distance everywhere and not negative; else None."""
+    """How far a number is behind a place, the same distance everywhere and not negative; else
+    None."""
     if not isinstance(number, Affine):
         return None
     distance = (number - place).const

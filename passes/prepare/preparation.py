@@ -1,9 +1,10 @@
-"""Changes of a whole model before its attention is looked for: every result stays what it is, bit by bit.
+"""Changes of a whole model before its attention is looked for: every result stays what it is, bit
+by bit.
 
-identities.py lets readers read what is behind operators that only hand on their input; filled.py joins the parts of
-tensors that are filled part by part; minima.py compares each of several integers in place of the least of them;
-counted.py counts positions in integers; early_cuts.py cuts tensors before they are transposed. A model in which nothing
-is fused gets its own nodes back.
+identities.py lets readers read what is behind operators that only hand on their input; filled.py
+joins the parts of tensors that are filled part by part; minima.py compares each of several integers
+in place of the least of them; counted.py counts positions in integers; early_cuts.py cuts tensors
+before they are transposed. A model in which nothing is fused gets its own nodes back.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ CHANGES = (bypass_identities, join_parts, compare_each, count_in_integers, cut_e
 
 @dataclass(frozen=True)
 class Preparation:
-    """A model after these changes: its graphs, what is known of them, and the names of what was made."""
+    """A model after these changes: its graphs, what is known of them, and the names of what was
+    made."""
 
     graphs: list[ir.Graph]
     info: ShapeInfo
@@ -42,7 +44,8 @@ class Preparation:
 
 @dataclass(frozen=True)
 class _GraphBefore:
-    """The nodes of a graph before the changes, in order, with their inputs, and its initializers."""
+    """The nodes of a graph before the changes, in order, with their inputs, and its
+    initializers."""
 
     graph: ir.Graph
     nodes: tuple[tuple[ir.Node, tuple[ir.Value | None, ...]], ...]
@@ -55,8 +58,8 @@ class _GraphBefore:
         return _GraphBefore(graph, nodes, tuple(graph.initializers.values()))
 
     def restore(self) -> None:
-        """Put everything in its place again. A node that lost inputs since, such as a CastLike that became a Cast, does
-        without them."""
+        """Put everything in its place again. A node that lost inputs since, such as a CastLike that
+        became a Cast, does without them."""
         own = {node for node, _ in self.nodes}
         for node in self.graph:
             if node not in own:

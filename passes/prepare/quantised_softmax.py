@@ -1,11 +1,14 @@
-"""Attention in operators on integers (matching/integer_steps.py): operators in float32 take their places.
+"""Attention in operators on integers (matching/integer_steps.py): operators in float32 take their
+places.
 
-Each operator becomes the operator in float32 that it stands for, between a DequantizeLinear of each operand and a
-QuantizeLinear of the result. This is the form of QuantFormat.QDQ. The ordinary matcher leaves out the roundings of
-scores and probabilities (matching/activation_rounding.py) only if the user vouches for that. So the change is made only
-then. Query, key, value and the result keep their integers.
+Each operator becomes the operator in float32 that it stands for, between a DequantizeLinear of each
+operand and a QuantizeLinear of the result. This is the form of QuantFormat.QDQ. The ordinary
+matcher leaves out the roundings of scores and probabilities (matching/activation_rounding.py) only
+if the user vouches for that. So the change is made only then. Query, key, value and the result keep
+their integers.
 
-The change is a trial: it is kept if the ordinary matcher then takes the attention (substitutions.py).
+The change is a trial: it is kept if the ordinary matcher then takes the attention
+(substitutions.py).
 """
 
 from __future__ import annotations
@@ -27,14 +30,18 @@ from fa_compiler.passes.ops.movers import LAYOUT_OPS
 from fa_compiler.passes.prepare.substitutions import Substitution, Substitutions, is_match_at
 
 SINCE = 13
-"""The first opset whose Softmax has one axis, and whose DequantizeLinear takes a scale of one number."""
+"""The first opset whose Softmax has one axis, and whose DequantizeLinear takes a scale of one
+number."""
 
 
 def take_apart(
-    graph: ir.Graph, softmaxes: Sequence[SoftmaxAnchor], matcher: Matcher, new_builder: Callable[[], Builder]
+    graph: ir.Graph,
+    softmaxes: Sequence[SoftmaxAnchor],
+    matcher: Matcher,
+    new_builder: Callable[[], Builder],
 ) -> Substitutions:
-    """Put operators in float32 in the place of those on integers, where the attention then matches. The graph stays as
-    it is where there are none."""
+    """Put operators in float32 in the place of those on integers, where the attention then matches.
+    The graph stays as it is where there are none."""
     result, info = Substitutions(), matcher.facts.info
     if DROP_ROUNDINGS not in matcher.facts.options.assume:
         return result
@@ -58,14 +65,19 @@ def _emitted(steps: list[Step], builder: Builder) -> dict[ir.Value, ir.Value]:
     made: dict[ir.Value, ir.Value] = {}
     for step in steps:
         operands = [
-            _dequantised(integers, made.get(integers.value, integers.value), builder) for integers in step.operands
+            _dequantised(integers, made.get(integers.value, integers.value), builder)
+            for integers in step.operands
         ]
         attributes: dict[str, AttrValue] = {"axis": -1} if step.op_type == "Softmax" else {}
         others: list[ir.Value | None] = []
         if is_op(step.node, *LAYOUT_OPS):
             others = list(step.node.inputs[1:])
-            attributes = {integers.name: integers.value for integers in step.node.attributes.values()}
-        computed = builder.op(step.op_type, [*operands, *others], attributes, dtype=ir.DataType.FLOAT, stays=True)
+            attributes = {
+                integers.name: integers.value for integers in step.node.attributes.values()
+            }
+        computed = builder.op(
+            step.op_type, [*operands, *others], attributes, dtype=ir.DataType.FLOAT, stays=True
+        )
         form = step.result
         made[form.value] = builder.op("QuantizeLinear", [computed, form.scale, form.point])
     return made

@@ -1,16 +1,18 @@
 """Attentions that share scores or probabilities: each is fused by itself, or none.
 
-Accepted, where the ordinary matcher refuses because something else reads the scores or the probabilities:
+Accepted, where the ordinary matcher refuses because something else reads the scores or the
+probabilities:
 
-    scores read by several softmaxes          attention in both directions: softmax(S) V and softmax(S^T) W
+    scores read by several softmaxes          attention in both directions: softmax(S) V and
+                                              softmax(S^T) W
     probabilities read by several products    P V and P W
 
-Every such reader has to belong to another attention that is matched as well. Each attention is a function of query,
-key, value and mask alone, so it may be computed by itself. The shared products are then computed again, in blocks, and
-the score matrices are not stored any more.
+Every such reader has to belong to another attention that is matched as well. Each attention is a
+function of query, key, value and mask alone, so it may be computed by itself. The shared products
+are then computed again, in blocks, and the score matrices are not stored any more.
 
-Refused: a group with an attention that cannot be fused, because the shared tensor is then needed anyway; a division
-that lies after the product with the values.
+Refused: a group with an attention that cannot be fused, because the shared tensor is then needed
+anyway; a division that lies after the product with the values.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.prepare.substitutions import is_match
 
 MAX_SHARING = 8
-"""Groups of more attentions than this are left alone, because each computes again what they share."""
+"""Groups of more attentions than this are left alone, because each computes again what they
+share."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +50,23 @@ class Sharer:
 
 @dataclass
 class Sharing:
-    """The softmaxes of one graph, and their score paths, which are followed when the first group is asked for."""
+    """The softmaxes of one graph, and their score paths, which are followed when the first group is
+    asked for."""
 
     anchors: Sequence[SoftmaxAnchor]
     matcher: Matcher
 
     def group(self, anchor: SoftmaxAnchor) -> list[Sharer]:
-        """All attentions that share scores or probabilities with this one; empty unless all of them match."""
+        """All attentions that share scores or probabilities with this one; empty unless all of them
+        match."""
         own = self._paths.get(anchor.node)
         if own is None or len(group := self._by_product[own.product.node]) > MAX_SHARING:
             return []
-        routes = [(sharing, path) for sharing, _ in group for path in paths(sharing, self.matcher.facts) or [()]]
+        routes = [
+            (sharing, path)
+            for sharing, _ in group
+            for path in paths(sharing, self.matcher.facts) or [()]
+        ]
         inner = ((*path.nodes, *sharing.nodes) for sharing, path in group)
         accounted_for = frozenset(chain(*inner, *(path for _, path in routes)))
         if not 2 <= len(routes) <= MAX_SHARING:

@@ -1,8 +1,9 @@
-"""What the steps in front of the matcher put in the places of parts of a graph, and what becomes of it.
+"""What the steps in front of the matcher put in the places of parts of a graph, and what becomes of
+it.
 
-Each of these steps changes the graph in a trial, because only the ordinary matcher can say whether the attention then
-matches. What does not match is undone at once. What matches may still be declined, such as by the target, and is then
-undone as well.
+Each of these steps changes the graph in a trial, because only the ordinary matcher can say whether
+the attention then matches. What does not match is undone at once. What matches may still be
+declined, such as by the target, and is then undone as well.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Substitution:
 
 @dataclass
 class Substitutions:
-    """The substitutions in one graph, and the reasons why others were not made, by the softmaxes. One softmax may have
-    several, from several steps."""
+    """The substitutions in one graph, and the reasons why others were not made, by the softmaxes.
+    One softmax may have several, from several steps."""
 
     made: dict[ir.Node, list[Substitution]] = field(default_factory=dict)
     declined: dict[ir.Node, Decline] = field(default_factory=dict)
@@ -64,16 +65,20 @@ class Substitutions:
 
     def twins(self, anchor: SoftmaxAnchor) -> tuple[str, ...]:
         """The names of softmaxes in whose place this one stands."""
-        return tuple(name for substitution in self.made.get(anchor.node, ()) for name in substitution.twins)
+        return tuple(
+            name for substitution in self.made.get(anchor.node, ()) for name in substitution.twins
+        )
 
     def give_up(self, anchor: SoftmaxAnchor, decline: Decline) -> Decline:
-        """Why an attention is not fused; the culprit is a node of the model. Its substitutions are undone, but for
-        those of which another attention is fused."""
+        """Why an attention is not fused; the culprit is a node of the model. Its substitutions are
+        undone, but for those of which another attention is fused."""
         culprit = decline.culprit
         maker = None if culprit is None or culprit.name is None else self._names.get(culprit.name)
         if maker is not None and not maker.undone:
             decline = Decline(decline.code, decline.reason, anchor.node, decline.hint or "")
-        for substitution in reversed(self.made.get(anchor.node, ()) if anchor.node.graph is not None else ()):
+        for substitution in reversed(
+            self.made.get(anchor.node, ()) if anchor.node.graph is not None else ()
+        ):
             if not substitution.fused and not substitution.undone:
                 substitution.change.undo()
                 substitution.undone = True
@@ -82,7 +87,9 @@ class Substitutions:
 
 def is_match(anchor: SoftmaxAnchor, matcher: Matcher, route: Route = ONLY) -> bool:
     """Does the attention around an anchor match?"""
-    return not isinstance(limited_attempt(anchor.node, lambda: matcher.match(anchor, route)), Decline)
+    return not isinstance(
+        limited_attempt(anchor.node, lambda: matcher.match(anchor, route)), Decline
+    )
 
 
 def is_match_at(softmax: ir.Node, matcher: Matcher) -> bool:

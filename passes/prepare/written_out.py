@@ -1,25 +1,29 @@
 """Operators for which ONNX Runtime has no CPU kernel, in plain operators.
 
-    1  SwiGLU of com.microsoft      gate * sigmoid(activation_alpha * gate) * (up + activation_beta). With a limit above
-                                    0, gate is at most that, and up lies between it and its negative. Without up, gate
-                                    holds both, side by side
+    1  SwiGLU of com.microsoft      gate * sigmoid(activation_alpha * gate) * (up +
+                                    activation_beta). With a limit above 0, gate is at most that,
+                                    and up lies between it and its negative. Without up, gate holds
+                                    both, side by side
     2  SwiGLU of ai.onnx            A * sigmoid(alpha * A) * B
     3  Swish of ai.onnx             X * sigmoid(alpha * X), which SwiGLU is defined by
-    4  RMSNormRotary                the columns input_start to input_start + input_width of X are divided by the root of
-                                    the mean of their squares and epsilon, and multiplied by scale; the first
-                                    rotary_embedding_dim of them are rotated. position_ids has the position of each
-                                    token, or that of the first one of each batch entry
+    4  RMSNormRotary                the columns input_start to input_start + input_width of X are
+                                    divided by the root of the mean of their squares and epsilon,
+                                    and multiplied by scale; the first rotary_embedding_dim of them
+                                    are rotated. position_ids has the position of each token, or
+                                    that of the first one of each batch entry
 
-They are computed in float32, and in float64 for 2 and 3 of that type, and rounded once: with round_activation (1) also
-in front of the last product, and between norm and rotation (4) if input, output and tables are all of bfloat16.
-prefill_numerics and use_fp32_arithmetic choose further roundings to bfloat16, which are left out.
+They are computed in float32, and in float64 for 2 and 3 of that type, and rounded once: with
+round_activation (1) also in front of the last product, and between norm and rotation (4) if input,
+output and tables are all of bfloat16. prefill_numerics and use_fp32_arithmetic choose further
+roundings to bfloat16, which are left out.
 
-x * sigmoid(x) is written as x / (1 + exp(-x)): ONNX Runtime's Sigmoid is 0 below -18, and 2e-4 off at -10.
+x * sigmoid(x) is written as x / (1 + exp(-x)): ONNX Runtime's Sigmoid is 0 below -18, and 2e-4 off
+at -10.
 
-This is done for the target ort, after everything else, because a Swish may belong to what is fused. Functions are
-inlined before, because types are known only where they are called. What has parts that are not known, or types and
-sizes that are not, stays as it is, and the report says why. So do nodes of an opset below 13, and the indexers of
-selected keys.
+This is done for the target ort, after everything else, because a Swish may belong to what is fused.
+Functions are inlined before, because types are known only where they are called. What has parts
+that are not known, or types and sizes that are not, stays as it is, and the report says why. So do
+nodes of an opset below 13, and the indexers of selected keys.
 """
 
 from __future__ import annotations
@@ -34,7 +38,16 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder, Names
-from fa_compiler.passes.ir.nodes import FLOATS, all_nodes, certain, domain_of, float_attr, input_of, int_attr, is_read
+from fa_compiler.passes.ir.nodes import (
+    FLOATS,
+    all_nodes,
+    certain,
+    domain_of,
+    float_attr,
+    input_of,
+    int_attr,
+    is_read,
+)
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.ir.surgery import restore_order
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -45,9 +58,11 @@ SINCE = 13
 """The first opset that has the operators, among them Cast and Split of bfloat16."""
 
 
-def write_out(graphs: Iterable[ir.Graph], info: ShapeInfo, names: Names) -> tuple[list[str], list[str]]:
-    """Write out the operators of these graphs. Returns a sentence for each kind that was written out, and one for each
-    node that stays."""
+def write_out(
+    graphs: Iterable[ir.Graph], info: ShapeInfo, names: Names
+) -> tuple[list[str], list[str]]:
+    """Write out the operators of these graphs. Returns a sentence for each kind that was written
+    out, and one for each node that stays."""
     written: dict[str, list[str]] = {}
     left: list[str] = []
     for graph in graphs:
@@ -87,7 +102,8 @@ def left_in_functions(functions: Iterable[ir.Function]) -> list[str]:
 
 
 def is_written_out(node: ir.Node) -> bool:
-    """Is this an operator that is written out for the target ort, unless it has something that is not known?"""
+    """Is this an operator that is written out for the target ort, unless it has something that is
+    not known?"""
     return _key(node) in WRITINGS
 
 
@@ -96,7 +112,9 @@ def _key(node: ir.Node) -> tuple[str, str]:
 
 
 def _stays(node: ir.Node, reason: str) -> str:
-    return f"{label(node)}: {node.op_type} stays, which ONNX Runtime has no CPU kernel for: {reason}"
+    return (
+        f"{label(node)}: {node.op_type} stays, which ONNX Runtime has no CPU kernel for: {reason}"
+    )
 
 
 def _sentence(op_type: str, nodes: Sequence[str]) -> str:
@@ -135,7 +153,9 @@ class _Call:
         """The type of a value: float32, one of 16 bits, or one of `more`."""
         dtype = self.builder.info.dtype(value)
         if dtype not in (*FLOATS, *more):
-            raise _refused(self.node, f"the type of {value.name!r} is not known, or another one than it takes")
+            raise _refused(
+                self.node, f"the type of {value.name!r} is not known, or another one than it takes"
+            )
         return dtype
 
     def size(self, value: ir.Value, rank: int | None = None) -> int:
@@ -143,7 +163,9 @@ class _Call:
         shape = self.builder.info.shape(value)
         size = shape[-1].const if shape and rank in (None, len(shape)) else None
         if size is None:
-            raise _refused(self.node, f"the shape of {value.name!r} is not known before the model runs")
+            raise _refused(
+                self.node, f"the shape of {value.name!r} is not known before the model runs"
+            )
         return size
 
     def number(self, number: float, dtype: ir.DataType) -> ir.Value:
@@ -158,7 +180,9 @@ class _Call:
         """value * sigmoid(alpha * value), of float32 or float64."""
         dtype = self.dtype(value, DOUBLE)
         turned = self.op("Mul", value, self.number(-alpha, dtype))
-        return self.op("Div", value, self.op("Add", self.op("Exp", turned), self.number(1.0, dtype)))
+        return self.op(
+            "Div", value, self.op("Add", self.op("Exp", turned), self.number(1.0, dtype))
+        )
 
 
 def _clamped_swiglu(call: _Call) -> Results:
@@ -188,7 +212,11 @@ def _swiglu(call: _Call) -> Results:
     dtype = call.dtype(gate, DOUBLE)
     kind = DOUBLE if dtype == DOUBLE else FLOAT
     gate, up = (call.builder.cast(value, kind) for value in (gate, up))
-    return [call.builder.cast(call.op("Mul", call.swish(gate, float_attr(call.node, "alpha", 1.0)), up), dtype)]
+    return [
+        call.builder.cast(
+            call.op("Mul", call.swish(gate, float_attr(call.node, "alpha", 1.0)), up), dtype
+        )
+    ]
 
 
 def _swish(call: _Call) -> Results:
@@ -204,30 +232,48 @@ def _rms_norm_rotary(call: _Call) -> Results:
     types = [call.dtype(value) for value in (x, *tables)]
     kind = ir.DataType.FLOAT16 if int_attr(node, "output_fp16", 0) else BFLOAT16
     stride, start = call.size(x, 4), int_attr(node, "input_start", 0)
-    width, turned = int_attr(node, "input_width", 0) or stride, int_attr(node, "rotary_embedding_dim", 0)
+    width, turned = (
+        int_attr(node, "input_width", 0) or stride,
+        int_attr(node, "rotary_embedding_dim", 0),
+    )
     heads = builder.info.sizes(x)[2].const
-    if heads is None or not (0 <= start <= start + width <= stride and 0 < turned <= width and turned % 2 == 0):
-        raise _refused(node, f"{turned} of the {width} columns from {start} on do not lie in [B, S, heads, {stride}]")
+    if heads is None or not (
+        0 <= start <= start + width <= stride and 0 < turned <= width and turned % 2 == 0
+    ):
+        raise _refused(
+            node,
+            f"{turned} of the {width} columns from {start} on do not lie in [B, S, heads, {stride}]",
+        )
     if (start, width) != (0, stride):
         x = builder.slice(x, [start], [start + width], [3])
     wide = builder.cast(x, FLOAT)
     least = call.number(float_attr(node, "epsilon", 1e-6), FLOAT)
     mean = builder.reduce("ReduceMean", call.op("Mul", wide, wide), [-1])
-    normed = call.op("Mul", call.op("Div", wide, call.op("Sqrt", call.op("Add", mean, least))), scale)
+    normed = call.op(
+        "Mul", call.op("Div", wide, call.op("Sqrt", call.op("Add", mean, least))), scale
+    )
     if {kind, *types} == {BFLOAT16}:
         normed = builder.cast(builder.cast(normed, BFLOAT16), FLOAT)
-    result = builder.cast(_rotated(call, normed, _positions(call, x, positions), tables, (heads, width, turned)), kind)
+    result = builder.cast(
+        _rotated(call, normed, _positions(call, x, positions), tables, (heads, width, turned)), kind
+    )
     if int_attr(node, "flatten_batch", 0):
         result = builder.reshape(result, [1, -1, heads * width])
     return [result, normed]
 
 
 def _rotated(
-    call: _Call, rows: ir.Value, positions: ir.Value, tables: Sequence[ir.Value], sizes: tuple[int, int, int]
+    call: _Call,
+    rows: ir.Value,
+    positions: ir.Value,
+    tables: Sequence[ir.Value],
+    sizes: tuple[int, int, int],
 ) -> ir.Value:
-    """Rows [B, S, heads, width] of float32 with their first columns rotated, as [B, S, heads * width]."""
+    """Rows [B, S, heads, width] of float32 with their first columns rotated, as [B, S, heads *
+    width]."""
     builder, (heads, width, turned) = call.builder, sizes
-    # Each token is a batch entry of its own: the operator refuses more rows of one entry than its tables have.
+    # Each token is a batch entry of its own: the operator refuses more rows of one entry than its
+    # tables have.
     tokens = builder.reshape(rows, [-1, 1, heads * width])
     places = builder.reshape(positions, [-1, 1])
     attrs = {"num_heads": heads, "rotary_embedding_dim": turned} if turned < width else {}
@@ -246,7 +292,10 @@ def _positions(call: _Call, x: ir.Value, positions: ir.Value) -> ir.Value:
     if len(given) == 2:
         return positions
     if int_attr(node, "flatten_batch", 0) and shape[0].const != 1:
-        raise _refused(node, "it has one position for several batch entries, which are one sequence in its result")
+        raise _refused(
+            node,
+            "it has one position for several batch entries, which are one sequence in its result",
+        )
     counted = builder.add(positions, builder.range(builder.dimension(x, 1)))
     target = builder.concat([builder.dimension(x, axis) for axis in (0, 1)], 0)
     return builder.expand(builder.unsqueeze(counted, (0,)), target)
@@ -262,6 +311,10 @@ WRITINGS: dict[tuple[str, str], Writing] = {
 POOLED = "it ranks blocks of pooled keys, and what it has pooled is in states of its own"
 STAYING = {
     ("com.microsoft", name): POOLED
-    for name in ("SparseAttentionIndexer", "PackedSparseAttentionIndexer", "PackedSparseAttentionIndexerMerge")
+    for name in (
+        "SparseAttentionIndexer",
+        "PackedSparseAttentionIndexer",
+        "PackedSparseAttentionIndexerMerge",
+    )
 }
 """Why operators in front of attention stay."""

@@ -1,5 +1,5 @@
 """Builds the nodes that replace a matched attention.
 
-The `Rewriter` does so for the operators of the registry (rewriter.py), and a `MaskBuilder` makes their masks
-(mask_builder.py). standard.py makes the operators of ONNX and of ONNX Runtime.
+The `Rewriter` does so for the operators of the registry (rewriter.py), and a `MaskBuilder` makes
+their masks (mask_builder.py). standard.py makes the operators of ONNX and of ONNX Runtime.
 """

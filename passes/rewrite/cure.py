@@ -11,15 +11,21 @@ FIRST_GENERATION = "Ascend910B"
 
 
 def cure(node: NodeView, target: str, cann: str | None, broken: Diagnostic) -> str | None:
-    """The type or the products with which the node keeps the constraint that it breaks on `target`; None if there are
-    none. They are found by trial."""
+    """The type or the products with which the node keeps the constraint that it breaks on `target`;
+    None if there are none. They are found by trial."""
     if target == "ort":
         return None
     if _is_float32(node, broken.tensor):
-        left = {(found.constraint, found.tensor) for found in verify(_in_float16(node), target, cann)}
+        left = {
+            (found.constraint, found.tensor) for found in verify(_in_float16(node), target, cann)
+        }
         if (broken.constraint, broken.tensor) not in left:
             return "convert the model to float16"
-    takers = [entry.name for entry in PRODUCTS if entry != product(target) and not verify(node, entry.name, cann)]
+    takers = [
+        entry.name
+        for entry in PRODUCTS
+        if entry != product(target) and not verify(node, entry.name, cann)
+    ]
     if not takers:
         return None
     *others, last = takers

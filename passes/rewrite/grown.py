@@ -1,16 +1,19 @@
-"""Keys and values to which a Concat appends new rows: a past, and as many new ones as there are queries.
+"""Keys and values to which a Concat appends new rows: a past, and as many new ones as there are
+queries.
 
     key = torch.cat([past_key, key], dim=2)
     value = torch.cat([past_value, value], dim=2)
 
     grown := Concat(past, new; axis 2)     [B, N, P, D] and [B, N, S, D], where the query has S rows
 
-Attention takes the two apart, as past_key and key. Its causal mask then ends at the last key, which it cannot say of
-keys in one piece. It gives them in one piece as present_key, which whoever reads the Concat reads then. Only where an
-input of the operator depends on the Concat (such as a bias on the number of keys) the Concat stays, too.
+Attention takes the two apart, as past_key and key. Its causal mask then ends at the last key, which
+it cannot say of keys in one piece. It gives them in one piece as present_key, which whoever reads
+the Concat reads then. Only where an input of the operator depends on the Concat (such as a bias on
+the number of keys) the Concat stays, too.
 
-Refused: other orders of the dimensions; another number of new rows than of queries; operands of another type than the
-attention is computed in; heads that are repeated behind the Concat where the operator takes none but equal ones.
+Refused: other orders of the dimensions; another number of new rows than of queries; operands of
+another type than the attention is computed in; heads that are repeated behind the Concat where the
+operator takes none but equal ones.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ OP = "IncreFlashAttention"
 class IncreCall:
     """The inputs and attributes of an IncreFlashAttention.
 
-    `assumed` is what the user vouched for, `mask_label` the report's word for what masks, bounds or biases the keys.
+    `assumed` is what the user vouched for, `mask_label` the report's word for what masks, bounds or
+    biases the keys.
     """
 
     inputs: dict[str, ir.Value | None]
@@ -32,7 +33,8 @@ class IncreCall:
     """The lengths, where a batch entry of length 0 has to give NaN instead of the operator's 0."""
 
     def result(self, out: ir.Value, builder: Builder) -> ir.Value:
-        """The operator's result `out`, with NaN for entries without keys where the model gave NaN."""
+        """The operator's result `out`, with NaN for entries without keys where the model gave
+        NaN."""
         rank, dtype = len(builder.info.sizes(out)), builder.info.dtype(out)
         if self.undefined is None or dtype is None:
             return out
@@ -40,7 +42,9 @@ class IncreCall:
         nothing = builder.constant(np.array(np.nan, dtype=dtype.numpy()), "number")
         return builder.where(builder.unsqueeze(empty, range(1, rank)), nothing, out)
 
-    def node(self, match: AttentionMatch, output: Arrangement, builder: Builder, options: Options) -> ir.Node:
+    def node(
+        self, match: AttentionMatch, output: Arrangement, builder: Builder, options: Options
+    ) -> ir.Node:
         """The node, not yet in the graph; its result is arranged as `output`."""
         spec, space = prototype(OP, options, match.node), match.space
         heads = {"num_heads": match.roles.heads, "num_key_value_heads": match.roles.kv_heads}

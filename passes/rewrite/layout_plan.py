@@ -1,9 +1,11 @@
-"""The cost of a layout: where its operands are read from, which value the result replaces, and the copies between.
+"""The cost of a layout: where its operands are read from, which value the result replaces, and the
+copies between.
 
-Every layout gives the same result, because the arrangements of operands and result are known. The cheapest is taken.
-The result may replace a value further down than the output of the product with the values: Transposes and Reshapes
-after it are absorbed as long as nothing else reads the elements of the values between. Exporters that reshape to
-computed sizes read the shapes of these values, too; the shapes are then computed from the operands.
+Every layout gives the same result, because the arrangements of operands and result are known. The
+cheapest is taken. The result may replace a value further down than the output of the product with
+the values: Transposes and Reshapes after it are absorbed as long as nothing else reads the elements
+of the values between. Exporters that reshape to computed sizes read the shapes of these values,
+too; the shapes are then computed from the operands.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ MOVER_COSTS = {"Transpose": COPY_COST}
 
 @dataclass(frozen=True)
 class OutputCandidate:
-    """A value the fused result may replace, its arrangement, and the cost of the nodes that are then not needed.
+    """A value the fused result may replace, its arrangement, and the cost of the nodes that are
+    then not needed.
 
     `shapes` are the Shape nodes that read a value which is then not computed.
     """
@@ -48,8 +51,8 @@ class OutputCandidate:
 class Destination:
     """A value the fused result can replace, and the moves from the operator's output to it.
 
-    `saved` is the cost of the existing nodes that are then not needed, `shapes` are the Shape nodes that read a value
-    which is then not computed.
+    `saved` is the cost of the existing nodes that are then not needed, `shapes` are the Shape nodes
+    that read a value which is then not computed.
     """
 
     value: ir.Value
@@ -86,8 +89,8 @@ class OperandSource:
 class LayoutPlan:
     """One layout with the sources of its operands and the destination of its result.
 
-    `key_layout` is the layout of key and value, that of query and result is `name`. If `paged`, key and value are read
-    from pages.
+    `key_layout` is the layout of key and value, that of query and result is `name`. If `paged`, key
+    and value are read from pages.
     """
 
     name: str
@@ -100,16 +103,20 @@ class LayoutPlan:
 
     @property
     def cost(self) -> int:
-        """The cost of the copies needed minus that of the copies saved. Pages are read in place and cost nothing."""
+        """The cost of the copies needed minus that of the copies saved. Pages are read in place and
+        cost nothing."""
         read = self.operands
         if self.paged:
             read = read[:1]
         return sum(source.cost for source in read) + self.destination.cost
 
 
-def output_candidates(match: AttentionMatch, facts: Facts) -> tuple[AttentionMatch, tuple[OutputCandidate, ...]]:
-    """The match, and the places where its result can go: the output of the product with the values, and the values
-    after it that only rearrange it. The axes of the returned match are split as far as these values need it.
+def output_candidates(
+    match: AttentionMatch, facts: Facts
+) -> tuple[AttentionMatch, tuple[OutputCandidate, ...]]:
+    """The match, and the places where its result can go: the output of the product with the values,
+    and the values after it that only rearrange it. The axes of the returned match are split as far
+    as these values need it.
     """
     viewer = Viewer(facts, match.space.branch())
     last = OutputCandidate(match.output, match.output_dims, 0)
@@ -131,10 +138,15 @@ def output_candidates(match: AttentionMatch, facts: Facts) -> tuple[AttentionMat
 
 
 def _mover_after(value: ir.Value) -> tuple[ir.Node, list[ir.Node]] | None:
-    """The node that rearranges a value and is the only one that reads its elements, and the nodes that read its shape;
-    None where something else reads it, or where it is an output or read in a subgraph."""
+    """The node that rearranges a value and is the only one that reads its elements, and the nodes
+    that read its shape; None where something else reads it, or where it is an output or read in a
+    subgraph."""
     maker, readers = value.producer(), distinct_consumers(value)
-    if value.is_graph_output() or maker is None or any(node.graph is not maker.graph for node in readers):
+    if (
+        value.is_graph_output()
+        or maker is None
+        or any(node.graph is not maker.graph for node in readers)
+    ):
         return None
     mover = sole([node for node in readers if not reads_shape(node)])
     if mover is None or len(list(value.uses())) != len(readers):
@@ -151,20 +163,32 @@ def layout_plan(
     info: ShapeInfo,
     key_layout: str | None = None,
 ) -> LayoutPlan | None:
-    """The layout `name` with its cheapest sources and destination; key and value may have another layout.
+    """The layout `name` with its cheapest sources and destination; key and value may have another
+    layout.
 
     None where an operand or the result cannot be brought into this layout.
     """
     roles, space, key_layout = match.roles, match.space, key_layout or name
     targets: tuple[tuple[View, Arrangement], ...] = (
         (match.query, arrangement(name, roles.batch, roles.heads, roles.q_seq, roles.head_dim)),
-        (match.key, arrangement(key_layout, roles.batch, roles.kv_heads, roles.kv_seq, roles.head_dim)),
-        (match.value, arrangement(key_layout, roles.batch, roles.kv_heads, roles.kv_seq, roles.value_head_dim)),
+        (
+            match.key,
+            arrangement(key_layout, roles.batch, roles.kv_heads, roles.kv_seq, roles.head_dim),
+        ),
+        (
+            match.value,
+            arrangement(
+                key_layout, roles.batch, roles.kv_heads, roles.kv_seq, roles.value_head_dim
+            ),
+        ),
     )
     if (rope := match.rope) is not None:
         targets += (
             (rope.query, arrangement(name, roles.batch, roles.heads, roles.q_seq, rope.head_dim)),
-            (rope.key, arrangement(key_layout, roles.batch, roles.kv_heads, roles.kv_seq, rope.head_dim)),
+            (
+                rope.key,
+                arrangement(key_layout, roles.batch, roles.kv_heads, roles.kv_seq, rope.head_dim),
+            ),
         )
     operands = all_known(cheapest_source(view, target, space, info) for view, target in targets)
     output = arrangement(name, roles.batch, roles.heads, roles.q_seq, roles.value_head_dim)
@@ -189,8 +213,11 @@ def cheapest(choices: Iterable[Choice]) -> Choice | None:
     return min(reversed(list(choices)), key=lambda choice: choice.cost, default=None)
 
 
-def best_destination(output: Arrangement, candidates: Sequence[OutputCandidate]) -> Destination | None:
-    """The place that costs least for a result arranged as `output`, after the saved cost is subtracted.
+def best_destination(
+    output: Arrangement, candidates: Sequence[OutputCandidate]
+) -> Destination | None:
+    """The place that costs least for a result arranged as `output`, after the saved cost is
+    subtracted.
 
     None where the result can be brought to none of the places.
     """
@@ -202,16 +229,21 @@ def best_destination(output: Arrangement, candidates: Sequence[OutputCandidate])
     )
 
 
-def cheapest_source(view: View, target: Arrangement, space: KnownAxes, info: ShapeInfo) -> OperandSource | None:
-    """The equivalent value of a view from which the target costs least; None where it can be reached from none.
+def cheapest_source(
+    view: View, target: Arrangement, space: KnownAxes, info: ShapeInfo
+) -> OperandSource | None:
+    """The equivalent value of a view from which the target costs least; None where it can be
+    reached from none.
 
-    Of values of equal cost the last is taken, which needs the fewest new nodes. A value that may lack an axis in some
-    run (`AxisSpace.short_dims`) is not taken.
+    Of values of equal cost the last is taken, which needs the fewest new nodes. A value that may
+    lack an axis in some run (`AxisSpace.short_dims`) is not taken.
     """
     return cheapest(_sources(view, target, space, info))
 
 
-def _sources(view: View, target: Arrangement, space: KnownAxes, info: ShapeInfo) -> Iterator[OperandSource]:
+def _sources(
+    view: View, target: Arrangement, space: KnownAxes, info: ShapeInfo
+) -> Iterator[OperandSource]:
     """The equivalent values of a view from which the target can be reached."""
     kept = 0
     for index, (value, dims) in enumerate(view.equivalent_values):

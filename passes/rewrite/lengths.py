@@ -1,4 +1,5 @@
-"""Masks that say how many keys each batch entry has: they exclude the keys from a length on, or those before a start.
+"""Masks that say how many keys each batch entry has: they exclude the keys from a length on, or
+those before a start.
 
     keys = np.arange(scores.shape[-1])
     scores = np.where(keys < lengths[:, None, None, None], scores, -np.inf)         # padded on the right
@@ -7,20 +8,21 @@
     kept := j + c < length | not j + c < start | All(kept, ..., rest, ...)
                                                             j the key's index, c a known number
 
-    accepted    `j + c < length`, where the length is an integer tensor of one element or of one for each batch entry,
-                in every spelling that positions.py reads: compared with `<`, `<=` and their opposites, negated, joined
-                with others by And, made a float mask by Where or arithmetic. `j + c >= start` likewise: batches that
-                are padded on the left
-    emitted     the lengths in int64, [1] or [batch], clamped to the range from 0 to the number of keys. A mask is all
-                true or all false for a length outside it, but the operator refuses such a length. With starts the
-                length is the number of keys from the start to the end, and kv_padding_size, one number, is that of the
-                keys after the end
-    refused     everything else stays a mask: lengths by head, key indices with a step, an Or; starts where the keys are
-                pages, and starts beside lengths that differ between batch entries
+    accepted    `j + c < length`, where the length is an integer tensor of one element or of one for
+                each batch entry, in every spelling that positions.py reads: compared with `<`, `<=`
+                and their opposites, negated, joined with others by And, made a float mask by Where
+                or arithmetic. `j + c >= start` likewise: batches that are padded on the left
+    emitted     the lengths in int64, [1] or [batch], clamped to the range from 0 to the number of
+                keys. A mask is all true or all false for a length outside it, but the operator
+                refuses such a length. With starts the length is the number of keys from the start
+                to the end, and kv_padding_size, one number, is that of the keys after the end
+    refused     everything else stays a mask: lengths by head, key indices with a step, an Or;
+                starts where the keys are pages, and starts beside lengths that differ between batch
+                entries
 
-The comparison is one of mathematical integers: positions.py reads numbers only where their type holds them, and the
-elements of the tensor are compared as they are. The result is computed as min(max(length, c), keys + c) - c, in which
-nothing overflows.
+The comparison is one of mathematical integers: positions.py reads numbers only where their type
+holds them, and the elements of the tensor are compared as they are. The result is computed as
+min(max(length, c), keys + c) - c, in which nothing overflows.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 @dataclass(frozen=True)
 class Length:
-    """A bound on the key index j: keys with `j + shift < value` are the kept ones if `kept`, else the excluded ones.
+    """A bound on the key index j: keys with `j + shift < value` are the kept ones if `kept`, else
+    the excluded ones.
 
     `dims` is the arrangement of `value`.
     """
@@ -85,7 +88,9 @@ class Lengths:
         """Is there a length or a start?"""
         return bool(self.ends or self.starts)
 
-    def build(self, match: AttentionMatch, keys: ir.Value, emitter: LayoutEmitter) -> dict[str, ir.Value]:
+    def build(
+        self, match: AttentionMatch, keys: ir.Value, emitter: LayoutEmitter
+    ) -> dict[str, ir.Value]:
         """The operator's inputs; `keys` is the number of all keys, int64 [1]."""
         builder = emitter.builder
         end = _combined("Min", self.ends, match, keys, emitter) or keys
@@ -97,9 +102,14 @@ class Lengths:
 
 
 def _combined(
-    op_type: str, lengths: Sequence[Length], match: AttentionMatch, keys: ir.Value, emitter: LayoutEmitter
+    op_type: str,
+    lengths: Sequence[Length],
+    match: AttentionMatch,
+    keys: ir.Value,
+    emitter: LayoutEmitter,
 ) -> ir.Value | None:
-    """The smallest (Min) or largest (Max) of these lengths, int64 [batch] or [1]; None where there are no lengths.
+    """The smallest (Min) or largest (Max) of these lengths, int64 [batch] or [1]; None where there
+    are no lengths.
 
     Each length is limited to the range from 0 to `keys` first.
     """
@@ -109,7 +119,9 @@ def _combined(
     return reduce(lambda one, other: emitter.builder.op(op_type, [one, other]), clamped)
 
 
-def _clamped(length: Length, match: AttentionMatch, keys: ir.Value, emitter: LayoutEmitter) -> ir.Value:
+def _clamped(
+    length: Length, match: AttentionMatch, keys: ir.Value, emitter: LayoutEmitter
+) -> ir.Value:
     """A length, limited to the range from 0 to `keys`, int64 [batch] or [1]."""
     builder = emitter.builder
     form: Arrangement = ((),)
@@ -126,11 +138,16 @@ def _clamped(length: Length, match: AttentionMatch, keys: ir.Value, emitter: Lay
     return builder.sub(shifted, shift)
 
 
-def read_lengths(masks: Sequence[ExcludedPositions], match: AttentionMatch, info: ShapeInfo, starts: bool) -> Lengths:
-    """The lengths in these masks, and the starts if `starts` allows them; other masks are left as they are."""
+def read_lengths(
+    masks: Sequence[ExcludedPositions], match: AttentionMatch, info: ShapeInfo, starts: bool
+) -> Lengths:
+    """The lengths in these masks, and the starts if `starts` allows them; other masks are left as
+    they are."""
     parts = [part for mask in masks for part in _lengths_and_masks(mask, match, info, starts)]
     bounds = instances(parts, Length)
-    ends, begins = (tuple(bound for bound in bounds if bound.kept == kept) for kept in (True, False))
+    ends, begins = (
+        tuple(bound for bound in bounds if bound.kept == kept) for kept in (True, False)
+    )
     if begins and any(any(end.dims) for end in ends):
         return read_lengths(masks, match, info, starts=False)
     return Lengths(ends, begins, tuple(instances(parts, ExcludedPositions)))
@@ -139,7 +156,8 @@ def read_lengths(masks: Sequence[ExcludedPositions], match: AttentionMatch, info
 def excluding(step: BiasOp, info: ShapeInfo) -> ExcludedPositions | None:
     """The mask that is equal to a step of a bias; None where there is none.
 
-    A step is a mask where it gives some keys -inf and leaves the others as they are: a key with -inf has no weight.
+    A step is a mask where it gives some keys -inf and leaves the others as they are: a key with
+    -inf has no weight.
     """
     if isinstance(step, Select) and step.fill == -math.inf:
         return ExcludedPositions.by(step)
@@ -197,8 +215,8 @@ def _lengths_and_masks(
 def _length(
     part: Formula, dims: Arrangement, match: AttentionMatch, positions: Positions, starts: bool
 ) -> Length | None:
-    """The bound on the key index that a comparison states; None where it is not one for each batch entry, and where
-    it is a start which `starts` does not allow."""
+    """The bound on the key index that a comparison states; None where it is not one for each batch
+    entry, and where it is a start which `starts` does not allow."""
     if not isinstance(part, IndexLessThanElement) or not (part.when or starts):
         return None
     shift, batch = part.affine.offset.const, match.roles.batch
@@ -210,7 +228,9 @@ def _length(
     return Length(part.value, own, shift, part.when)
 
 
-def _counts_keys(place: Affine, dims: Arrangement, match: AttentionMatch, positions: Positions) -> bool:
+def _counts_keys(
+    place: Affine, dims: Arrangement, match: AttentionMatch, positions: Positions
+) -> bool:
     """Is a place the index of a key, of all keys, plus a constant?"""
     keys = match.roles.kv_seq
     column = sole([k for k, dim in enumerate(dims) if dim and dim == keys])
@@ -222,7 +242,8 @@ def _counts_keys(place: Affine, dims: Arrangement, match: AttentionMatch, positi
 
 
 def _beside(part: Formula, dims: Arrangement) -> ExcludedPositions | None:
-    """A part that stays a mask, read from its boolean tensor; None where the graph has no such tensor."""
+    """A part that stays a mask, read from its boolean tensor; None where the graph has no such
+    tensor."""
     if isinstance(part, BooleanLiteral | AtLeastZero):
         return None
     tensor = part if isinstance(part, BooleanTensor) else part.origin
@@ -230,4 +251,6 @@ def _beside(part: Formula, dims: Arrangement) -> ExcludedPositions | None:
         return None
     along: dict[int | None, Axes] = {None: (), **dict(enumerate(dims))}
     own = tuple(along[axis] for axis in tensor.axes)
-    return ExcludedPositions(View(tensor.value, own, own, equivalent_values=((tensor.value, own),)), not tensor.when)
+    return ExcludedPositions(
+        View(tensor.value, own, own, equivalent_values=((tensor.value, own),)), not tensor.when
+    )

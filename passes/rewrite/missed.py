@@ -1,13 +1,17 @@
-"""What the operands of a fused attention miss: copies, repeated heads, and types that are made wider.
+"""What the operands of a fused attention miss: copies, repeated heads, and types that are made
+wider.
 
 missed :=
-    1 an operand or the result in the layout, if the model held all of them in one. Nobody can do much about new rows
-      beside keys of another number, such as those of a cache: the layout of the keys is taken, because they are more.
-      A single row is the same in every layout. An output of the model, such as a present, has its order in any case.
-      What is copied once for each token costs nothing beside the product with weights that it comes out of or goes
-      into (docs/recognised.md has the measurement). Without such a product copies are small beside the attention where
-      each copied element meets many others in it: a row of the query meets each key, and a row of the keys each query
-    2 one key head for several query heads, if key and value had equal numbers of heads, and these were neighbours
+    1 an operand or the result in the layout, if the model held all of them in one. Nobody can do
+      much about new rows beside keys of another number, such as those of a cache: the layout of the
+      keys is taken, because they are more. A single row is the same in every layout. An output of
+      the model, such as a present, has its order in any case. What is copied once for each token
+      costs nothing beside the product with weights that it comes out of or goes into
+      (docs/recognised.md has the measurement). Without such a product copies are small beside the
+      attention where each copied element meets many others in it: a row of the query meets each
+      key, and a row of the keys each query
+    2 one key head for several query heads, if key and value had equal numbers of heads, and these
+      were neighbours
     3 16-bit products, if all operands, the result and the factors were of 16 bits
 """
 
@@ -49,7 +53,9 @@ MANY = 64
 """So many rows that a copy of each is small beside the products with all of them."""
 OF_ROWS = frozenset({"query", ADDED_QUERY, "result"})
 """What has the rows of the query; the others have those of the keys."""
-PRODUCTS = frozenset({"MatMul", "Gemm", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "DynamicQuantizeMatMul"})
+PRODUCTS = frozenset(
+    {"MatMul", "Gemm", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "DynamicQuantizeMatMul"}
+)
 """Operators that multiply two tensors, in each domain that has them."""
 OF_WEIGHTS = "MatMulNBits"
 """One whose second tensor always holds weights."""
@@ -60,8 +66,8 @@ LIMIT = 32
 def missed_by_operands(
     match: AttentionMatch, plan: LayoutPlan, info: ShapeInfo, options: Options, behind: bool
 ) -> Iterator[Missed]:
-    """What operands and result miss in this plan. Only the query counts where keys and values are read from pages, and
-    where the operator itself puts new ones `behind` a past."""
+    """What operands and result miss in this plan. Only the query counts where keys and values are
+    read from pages, and where the operator itself puts new ones `behind` a past."""
     given = list(zip(NAMES, match.views, plan.operands, strict=False))
     if plan.paged or behind:
         given = given[:1]
@@ -74,7 +80,9 @@ def _repeated_heads(match: AttentionMatch, given: Sequence[_Operand]) -> Iterato
     """The key or value that lacks heads which the operator reads."""
     repeated = {name: view.base for name, view, _ in given[1:3] if _repeats_heads(view, match)}  # 2
     if len(repeated) > 1:
-        reason = f"the query heads that share a head of {_in_words(tuple(repeated))} are no neighbours"
+        reason = (
+            f"the query heads that share a head of {_in_words(tuple(repeated))} are no neighbours"
+        )
         advice = "order the query heads so that those with one key head are neighbours"
         yield Missed(MissedCode.REPEATED_HEADS, reason, repeated["key"].name, advice)
         return
@@ -86,22 +94,29 @@ def _repeated_heads(match: AttentionMatch, given: Sequence[_Operand]) -> Iterato
 
 def _widened(match: AttentionMatch, given: Sequence[_Operand], info: ShapeInfo) -> Iterator[Missed]:
     """The operands of 16 bits, where others are wider and the attention is computed in 32."""
-    short = {name: source.value for name, _, source in given if info.dtype(source.value) in SIXTEEN_BITS}
+    short = {
+        name: source.value for name, _, source in given if info.dtype(source.value) in SIXTEEN_BITS
+    }
     if match.dtype != ir.DataType.FLOAT or not short:
         return
     wide = [name for name, *_ in given if name not in short]  # 3
     if not wide and (match.query_factors or match.output_factors):
         wide = ["the factors"]
     verb = "are" if len(short) > 1 else "is"
-    reason = f"{_in_words(tuple(short))} {verb} of 16 bits, {_in_words(wide or ['the result'])} of 32"
+    reason = (
+        f"{_in_words(tuple(short))} {verb} of 16 bits, {_in_words(wide or ['the result'])} of 32"
+    )
     hint = "give operands, factors and result one 16-bit type, if it is exact enough"
     yield Missed(MissedCode.WIDE, reason, next(iter(short.values())).name, hint)
 
 
-def _copies(match: AttentionMatch, plan: LayoutPlan, given: Sequence[_Operand], options: Options) -> Iterator[Missed]:
+def _copies(
+    match: AttentionMatch, plan: LayoutPlan, given: Sequence[_Operand], options: Options
+) -> Iterator[Missed]:
     """What is transposed for the layout, and how much that is."""
     roles, space = match.roles, match.space
-    moved = {name: source.value for name, view, source in given if _is_transposed(view, source)}  # 1
+    # 1
+    moved = {name: source.value for name, view, source in given if _is_transposed(view, source)}
     if any(isinstance(move, Transpose) for move in plan.destination.plan):
         moved["result"] = plan.destination.value
     if is_single_row(space.size(roles.q_seq), options):
@@ -110,7 +125,9 @@ def _copies(match: AttentionMatch, plan: LayoutPlan, given: Sequence[_Operand], 
         return
     elements = _elements(match)
     count = sum((space.size(elements[name]) for name in moved), Dim(0))
-    reason = f"the model holds {_in_words(tuple(moved))} in another order than the layout {plan.name}"
+    reason = (
+        f"the model holds {_in_words(tuple(moved))} in another order than the layout {plan.name}"
+    )
     reason += f": {count} elements are copied"
     hint: str | None = _without_copies(plan, options)
     if OF_ROWS.issuperset(moved) and space.size(roles.q_seq) != space.size(roles.kv_seq):
@@ -123,7 +140,8 @@ def _copies(match: AttentionMatch, plan: LayoutPlan, given: Sequence[_Operand], 
 
 
 def _without_copies(plan: LayoutPlan, options: Options) -> str:
-    """What the user can do. In contrib queries have rows before heads, in GroupQueryAttention keys and values, too."""
+    """What the user can do. In contrib queries have rows before heads, in GroupQueryAttention keys
+    and values, too."""
     rows_first, heads_first = "[batch, rows, heads, size]", "[batch, heads, rows, size]"
     if options.target == "contrib":
         if has_operator(options.runtime, "Attention"):
@@ -137,7 +155,8 @@ def _are_small(match: AttentionMatch, moved: Collection[str]) -> bool:
     """Does each copied row meet many rows in the attention, in every run with many tokens?"""
     rows, keys = (match.space.size(axes) for axes in (match.roles.q_seq, match.roles.kv_seq))
     many_keys = not keys.is_const or keys.is_at_least(MANY)
-    many_rows = rows == keys if not rows.is_const else rows.is_at_least(MANY)  # behind a cache, one row may be new
+    # behind a cache, one row may be new
+    many_rows = rows == keys if not rows.is_const else rows.is_at_least(MANY)
     return many_keys and (many_rows or OF_ROWS.issuperset(moved))
 
 
@@ -150,10 +169,13 @@ def _are_free(match: AttentionMatch, moved: Mapping[str, ir.Value]) -> bool:
 
 
 def _meets_weights(value: ir.Value, is_result: bool) -> bool:
-    """Is the result multiplied with a matrix of weights, or does another value come out of such a product?"""
+    """Is the result multiplied with a matrix of weights, or does another value come out of such a
+    product?"""
 
     def further(current: ir.Value) -> Sequence[ir.Value]:
-        return outputs_of(distinct_consumers(current)) if is_result else operands(current.producer())
+        return (
+            outputs_of(distinct_consumers(current)) if is_result else operands(current.producer())
+        )
 
     values = reached([value], further, LIMIT)
     nodes = readers_of(values) if is_result else (each.producer() for each in values)

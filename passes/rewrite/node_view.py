@@ -1,5 +1,5 @@
-"""Nodes of the registry's operators: how they are made, and the form in which the registry checks them: tensors by
-REG_OP name, with their shapes and known contents."""
+"""Nodes of the registry's operators: how they are made, and the form in which the registry checks
+them: tensors by REG_OP name, with their shapes and known contents."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ CONTENT_LIMIT = 1 << 23
 
 
 def prototype(op_type: str, options: Options, node: ir.Node) -> OpSpec:
-    """The prototype of an operator for the CANN that the user named. Raises Decline where none is known."""
+    """The prototype of an operator for the CANN that the user named. Raises Decline where none is
+    known."""
     try:
         return get(op_type, options.cann)
     except UnknownVariant as error:
@@ -49,12 +50,16 @@ def registry_node(
     attrs: Mapping[str, int | float | str],
     builder: Builder,
 ) -> ir.Node:
-    """A node of an operator with its attributes in full; not yet in the graph, and without names for its outputs."""
+    """A node of an operator with its attributes in full; not yet in the graph, and without names
+    for its outputs."""
     node = ir.Node(
         DOMAIN,
         spec.name,
         place_inputs(spec, without_absent(inputs)),
-        [ir.convenience.convert_attribute(name, value) for name, value in full_attrs(spec, attrs).items()],
+        [
+            ir.convenience.convert_attribute(name, value)
+            for name, value in full_attrs(spec, attrs).items()
+        ],
         num_outputs=len(spec.outputs),
         name=builder.fused_name(spec.name),
     )
@@ -62,7 +67,8 @@ def registry_node(
 
 
 def node_view(node: ir.Node, info: ShapeInfo) -> NodeView:
-    """The view of a node of the registry's domain. Raises UnknownOp for an operator the registry does not have."""
+    """The view of a node of the registry's domain. Raises UnknownOp for an operator the registry
+    does not have."""
     spec = get(node.op_type)
     attrs = attribute_values(node)
     outputs = [output if output.name else None for output in node.outputs]
@@ -89,7 +95,11 @@ def _infos(bound: dict[str, Any], info: ShapeInfo) -> dict[str, Any]:
 def _info(value: ir.Value, info: ShapeInfo) -> TensorInfo:
     """What the registry checks of a tensor."""
     dtype = info.dtype(value) or ir.DataType.UNDEFINED
-    return TensorInfo(dtypes.from_onnx(int(dtype)) or "", _sizes(info.shape(value)), constant(value, CONTENT_LIMIT))
+    return TensorInfo(
+        dtypes.from_onnx(int(dtype)) or "",
+        _sizes(info.shape(value)),
+        constant(value, CONTENT_LIMIT),
+    )
 
 
 def _sizes(shape: Shape | None) -> tuple[int | str, ...] | None:

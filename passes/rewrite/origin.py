@@ -1,13 +1,16 @@
-"""Where a fused node comes from: the part of the model whose path its name keeps, and the nodes that it replaces.
+"""Where a fused node comes from: the part of the model whose path its name keeps, and the nodes
+that it replaces.
 
     name            PATH/FlashAttentionScore, or fa_FlashAttentionScore where there is no path
-    metadata_props  fa_compiler.replaces: the names of the nodes that are not needed any more, separated by ", ",
-                    without Constants; the first one is the last that was computed
+    metadata_props  fa_compiler.replaces: the names of the nodes that are not needed any more,
+                    separated by ", ", without Constants; the first one is the last that was
+                    computed
 
-The path is what the names of softmax and product with the values have in common, up to a slash, as TorchScript and
-TensorFlow write them: /encoder/layer.0/attention/self/Softmax. Names without a slash do not count beside others.
-Torch's newer exporter gives nodes plain names and writes the modules into their metadata (`NAME_SCOPES`), a Python list
-that begins with the model and ends with the node: ['', 'encoder', 'encoder.layer.0', 'softmax'].
+The path is what the names of softmax and product with the values have in common, up to a slash, as
+TorchScript and TensorFlow write them: /encoder/layer.0/attention/self/Softmax. Names without a
+slash do not count beside others. Torch's newer exporter gives nodes plain names and writes the
+modules into their metadata (`NAME_SCOPES`), a Python list that begins with the model and ends with
+the node: ['', 'encoder', 'encoder.layer.0', 'softmax'].
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ def path_of(nodes: Sequence[ir.Node]) -> str:
 
 
 def note_replaced(node: ir.Node, replaced: Iterable[ir.Node]) -> None:
-    """Write the names of the replaced nodes into the metadata of a fused node, unless it has them already."""
+    """Write the names of the replaced nodes into the metadata of a fused node, unless it has them
+    already."""
     names = [name for gone in replaced if not is_op(gone, "Constant") and (name := label(gone))]
     kept, length = 0, 0
     while kept < len(names) and length + len(names[kept]) <= LONGEST:
@@ -53,7 +57,8 @@ def note_replaced(node: ir.Node, replaced: Iterable[ir.Node]) -> None:
 
 
 def stands_for(node: ir.Node) -> str | None:
-    """The last node of the user's model that a fused node without a path in its name replaces; None for others."""
+    """The last node of the user's model that a fused node without a path in its name replaces; None
+    for others."""
     if not name_of(node).startswith(f"{PREFIX}_"):
         return None
     return node.metadata_props.get(REPLACES, "").partition(", ")[0] or None
@@ -67,7 +72,8 @@ def _common(paths: Sequence[list[str]]) -> list[str]:
 
 
 def _name_scopes(node: ir.Node) -> list[str]:
-    """The modules that a node was exported from, the model first; empty where no list of them can be read."""
+    """The modules that a node was exported from, the model first; empty where no list of them can
+    be read."""
     try:
         scopes = ast.literal_eval(node.metadata_props.get(NAME_SCOPES, "[]"))
     except (ValueError, SyntaxError, MemoryError, RecursionError):

@@ -1,4 +1,5 @@
-"""Turns a FlashAttentionScore into an equal PromptFlashAttention, for products that have only the latter.
+"""Turns a FlashAttentionScore into an equal PromptFlashAttention, for products that have only the
+latter.
 
 | FlashAttentionScore | PromptFlashAttention | because |
 | --- | --- | --- |
@@ -12,9 +13,10 @@
 | inner_precise 2 | 2 | rows without a key give 0 in both |
 | inner_precise 0, 1 | 0 | no row is without a key: that was proven, or the user vouched for it |
 
-Refused: statistics that something reads, dropout, prefixes, sinks, rope, packed sequences and every other input;
-layouts other than BSH, BSND and BNSD; on 310P rows without a key, because it is not known what 310P gives for them.
-Sizes, masks by head and types are checked by the operator's own constraints.
+Refused: statistics that something reads, dropout, prefixes, sinks, rope, packed sequences and every
+other input; layouts other than BSH, BSND and BNSD; on 310P rows without a key, because it is not
+known what 310P gives for them. Sizes, masks by head and types are checked by the operator's own
+constraints.
 """
 
 from __future__ import annotations
@@ -40,7 +42,13 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 OP, TRAINING = "PromptFlashAttention", "FlashAttentionScore"
 LAYOUTS = ("BSH", "BSND", "BNSD")
 INNER_PRECISE: dict[object, int] = {0: 0, 1: 0, 2: 2}
-_INPUTS = {"query": "query", "key": "key", "value": "value", "real_shift": "pse_shift", "atten_mask": "atten_mask"}
+_INPUTS = {
+    "query": "query",
+    "key": "key",
+    "value": "value",
+    "real_shift": "pse_shift",
+    "atten_mask": "atten_mask",
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,8 @@ def is_wanted(options: Options) -> bool:
 
 
 def as_prompt(node: ir.Node, info: ShapeInfo) -> PromptCall:
-    """The PromptFlashAttention that computes the same as a FlashAttentionScore. Raises Decline, naming the node."""
+    """The PromptFlashAttention that computes the same as a FlashAttentionScore. Raises Decline,
+    naming the node."""
     spec = get(TRAINING)
     attrs = full_attrs(spec, attribute_values(node))
     bound = bind_inputs(spec, list(node.inputs), attrs)
@@ -85,9 +94,11 @@ def as_prompt(node: ir.Node, info: ShapeInfo) -> PromptCall:
     )
 
 
-def _refusal(node: ir.Node, given: Mapping[str, ir.Value], attrs: Mapping[str, int | float | str]) -> str | None:
-    """Why no PromptFlashAttention computes the same as a FlashAttentionScore; None where one does, if it can have
-    the window and the heads."""
+def _refusal(
+    node: ir.Node, given: Mapping[str, ir.Value], attrs: Mapping[str, int | float | str]
+) -> str | None:
+    """Why no PromptFlashAttention computes the same as a FlashAttentionScore; None where one does,
+    if it can have the window and the heads."""
     others = [name for name in given if name not in _INPUTS]
     if others:
         return f"it has {others[0]}, which {OP} does not have"
@@ -100,20 +111,27 @@ def _refusal(node: ir.Node, given: Mapping[str, ir.Value], attrs: Mapping[str, i
         {
             f"it has dropout, which {OP} does not have": attrs["keep_prob"] != 1.0,
             f"its layout is {layout}, which {OP} does not take": layout not in LAYOUTS,
-            f"its bias of pse_type {pse_type} is not added after the scale": "real_shift" in given and scaled,
+            f"its bias of pse_type {pse_type} is not added after the scale": "real_shift" in given
+            and scaled,
         }
     )
 
 
 def build(
-    call: PromptCall, node: ir.Node, old: ir.Value, builder: Builder, options: Options, words: tuple[str, ...] = ()
+    call: PromptCall,
+    node: ir.Node,
+    old: ir.Value,
+    builder: Builder,
+    options: Options,
+    words: tuple[str, ...] = (),
 ) -> ir.Node:
-    """Add the PromptFlashAttention to the graph. Its result has the shape of `old`. `words` are the assumptions under
-    which a bias would be a mask.
+    """Add the PromptFlashAttention to the graph. Its result has the shape of `old`. `words` are the
+    assumptions under which a bias would be a mask.
 
-    A call of another type than float16 or bfloat16 is cast to float16 if the user agreed to that. Raises Decline,
-    naming `node`, where the CANN version is not known to have the operator, or the product to compute the same. The
-    version comes first: no assumption that a user vouches for helps against it.
+    A call of another type than float16 or bfloat16 is cast to float16 if the user agreed to that.
+    Raises Decline, naming `node`, where the CANN version is not known to have the operator, or the
+    product to compute the same. The version comes first: no assumption that a user vouches for
+    helps against it.
     """
     spec = prototype(OP, options, node)
     if call.attrs["inner_precise"] == 2 and product(options.ascend_product).name == "310P":
@@ -142,14 +160,19 @@ def build(
         inputs["pse_shift"] = _with_all_rows(inputs["pse_shift"], call, builder)
     made = registry_node(spec, inputs, call.attrs, builder)
     out = made.outputs[0]
-    out.name, out.dtype, out.shape = builder.names.new(f"{made.name}_attention_out"), dtype, old.shape
+    out.name, out.dtype, out.shape = (
+        builder.names.new(f"{made.name}_attention_out"),
+        dtype,
+        old.shape,
+    )
     builder.info.set(out, builder.info.shape(old), dtype)
     builder.graph.append(made)
     return made
 
 
 def _with_all_rows(bias: ir.Value, call: PromptCall, builder: Builder) -> ir.Value:
-    """A bias of one row, repeated for the rows of the query if their number is known; any other one as it is."""
+    """A bias of one row, repeated for the rows of the query if their number is known; any other one
+    as it is."""
     query, shape = builder.info.shape(call.inputs["query"]), builder.info.sizes(bias)
     if query is None or len(shape) != 4 or shape[2].const != 1:
         return bias
@@ -157,7 +180,9 @@ def _with_all_rows(bias: ir.Value, call: PromptCall, builder: Builder) -> ir.Val
     return bias if rows in (None, 1) else builder.expand(bias, [1, 1, rows, 1])
 
 
-def _window(node: ir.Node, attrs: Mapping[str, object], masked: bool) -> dict[str, int | float | str]:
+def _window(
+    node: ir.Node, attrs: Mapping[str, object], masked: bool
+) -> dict[str, int | float | str]:
     """The mode of a mask, and the tokens of a band in the mode that has them. Raises Decline."""
     mode, before, after = (attrs[name] for name in ("sparse_mode", "pre_tockens", "next_tockens"))
     assert isinstance(mode, int) and isinstance(before, int) and isinstance(after, int)
@@ -172,7 +197,9 @@ def _window(node: ir.Node, attrs: Mapping[str, object], masked: bool) -> dict[st
     return {"sparse_mode": mode, "pre_tokens": before, "next_tokens": after}
 
 
-def _kv_heads(node: ir.Node, given: Mapping[str, ir.Value], layout: str, heads: object, info: ShapeInfo) -> int:
+def _kv_heads(
+    node: ir.Node, given: Mapping[str, ir.Value], layout: str, heads: object, info: ShapeInfo
+) -> int:
     """The number of key heads, which FlashAttentionScore takes from the shapes. Raises Decline."""
     query, key = (info.sizes(given[name]) for name in ("query", "key"))
     if isinstance(heads, int) and len(query) == len(key) == len(layout):

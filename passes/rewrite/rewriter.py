@@ -1,8 +1,9 @@
 """Builds the fused node that replaces an AttentionMatch.
 
-The node is an IncreFlashAttention where decode.py allows it, a PromptFlashAttention for products without a
-FlashAttentionScore (prompt.py), an operator of ONNX or ONNX Runtime for the targets "onnx" and "contrib" (standard.py),
-and a FlashAttentionScore otherwise. The layout is chosen last, by cost alone (layout_plan.py).
+The node is an IncreFlashAttention where decode.py allows it, a PromptFlashAttention for products
+without a FlashAttentionScore (prompt.py), an operator of ONNX or ONNX Runtime for the targets
+"onnx" and "contrib" (standard.py), and a FlashAttentionScore otherwise. The layout is chosen last,
+by cost alone (layout_plan.py).
 """
 
 from __future__ import annotations
@@ -25,8 +26,22 @@ from fa_compiler.passes.answer.options import DECODE, HALF_ATTENTION, Options
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import PREFIX, Builder, LayoutEmitter
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, certain, dead_nodes, name_of, producer, without_none
-from fa_compiler.passes.ir.surgery import dead_readers, depends, replace_value, restore_order, superfluous, sweep
+from fa_compiler.passes.ir.nodes import (
+    SIXTEEN_BITS,
+    certain,
+    dead_nodes,
+    name_of,
+    producer,
+    without_none,
+)
+from fa_compiler.passes.ir.surgery import (
+    dead_readers,
+    depends,
+    replace_value,
+    restore_order,
+    superfluous,
+    sweep,
+)
 from fa_compiler.passes.layout.plan import COPY_COST, LAYOUTS, PACKED, arrangement
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.mask import MaskPlan
@@ -75,7 +90,8 @@ class Fused:
     assumed: tuple[str, ...]
     missed: tuple[Missed, ...]
     mask_label: str
-    """The report's word for the inputs that mask or bias the scores, such as "atten_mask+real_shift"."""
+    """The report's word for the inputs that mask or bias the scores, such as
+    "atten_mask+real_shift"."""
 
 
 class Companion(Protocol):
@@ -103,12 +119,14 @@ class DenseCompanion(Companion, Protocol):
         inputs: Mapping[str, ir.Value | None],
         emitter: LayoutEmitter,
     ) -> Callable[[], None]:
-        """Add the companion's nodes and return a function that puts their results in place. Raises Decline."""
+        """Add the companion's nodes and return a function that puts their results in place. Raises
+        Decline."""
 
 
 @dataclass(frozen=True)
 class _Form:
-    """What an attention is to become. Where nothing is set, it is the best operator that the target has."""
+    """What an attention is to become. Where nothing is set, it is the best operator that the target
+    has."""
 
     companion: DenseCompanion | None = None
     """What is to be emitted beside it."""
@@ -142,7 +160,8 @@ class Rewriter:
     replaced: list[ir.Node] = field(default_factory=list)
     made: list[ir.Node] = field(default_factory=list)
     _starts: dict[ir.Node, tuple[int, int, int]] = field(default_factory=dict)
-    """For each softmax the numbers of replaced and fused nodes, and the builder's place, before its attention."""
+    """For each softmax the numbers of replaced and fused nodes, and the builder's place, before its
+    attention."""
 
     @property
     def options(self) -> Options:
@@ -150,8 +169,8 @@ class Rewriter:
         return self.facts.options
 
     def attempt(self, build: Callable[[], T]) -> T | Decline:
-        """What is built, or the Decline that this raises. The graph is changed only by what is neither that nor
-        None."""
+        """What is built, or the Decline that this raises. The graph is changed only by what is
+        neither that nor None."""
         with Trial(self.builder, (self.made, self.replaced)) as trial:
             result = attempt(build)
             if result is not None and not isinstance(result, Decline):
@@ -171,12 +190,14 @@ class Rewriter:
         return None if isinstance(result, Decline) else result
 
     def first_possible(self, builds: Sequence[Callable[[], T]]) -> T:
-        """What is built by the first that can be. Raises the Decline of the first one where none can."""
+        """What is built by the first that can be. Raises the Decline of the first one where none
+        can."""
         return first_possible(partial(self.built, build) for build in builds)
 
     @building()
     def emit(self, match: AttentionMatch, companion: DenseCompanion | None = None) -> Fused:
-        """Add the fused node, and the companion if there is one, and replace the matched results by theirs.
+        """Add the fused node, and the companion if there is one, and replace the matched results by
+        theirs.
 
         A Decline is raised before any use of a value is changed.
         """
@@ -210,26 +231,37 @@ class Rewriter:
     def _emit_paged(
         self, match: AttentionMatch, candidates: Sequence[OutputCandidate], missed: Sequence[Missed]
     ) -> Fused | None:
-        """Emit with the pages of its caches; None where it has none. Raises Decline where they cannot be read in
-        place."""
+        """Emit with the pages of its caches; None where it has none. Raises Decline where they
+        cannot be read in place."""
         with_pages = find_pages(match, self.facts)
         if with_pages is None:
             return None
         paged, pages = with_pages
-        return self._emit_with_candidates(paged, paged.space.settle(candidates), _Form(pages=pages), missed)
+        return self._emit_with_candidates(
+            paged, paged.space.settle(candidates), _Form(pages=pages), missed
+        )
 
     def _emit_standard(self, match: AttentionMatch, candidates: Sequence[OutputCandidate]) -> Fused:
-        """Emit as the first operator of ONNX or ONNX Runtime that takes the attention. Raises Decline."""
+        """Emit as the first operator of ONNX or ONNX Runtime that takes the attention. Raises
+        Decline."""
         forms = standard_attentions(match, self.builder, self.options)
-        emits = [partial(self._emit_with_fallback, form.match, candidates, _Form(standard=form), []) for form in forms]
+        emits = [
+            partial(self._emit_with_fallback, form.match, candidates, _Form(standard=form), [])
+            for form in forms
+        ]
         return self.first_possible(emits)
 
     def _emit_with_fallback(
-        self, match: AttentionMatch, candidates: Sequence[OutputCandidate], form: _Form, missed: Sequence[Missed]
+        self,
+        match: AttentionMatch,
+        candidates: Sequence[OutputCandidate],
+        form: _Form,
+        missed: Sequence[Missed],
     ) -> Fused:
         """Emit with the cheapest place that works. Raises Decline.
 
-        A later place may need sizes that cannot be computed. The product's own output needs the fewest.
+        A later place may need sizes that cannot be computed. The product's own output needs the
+        fewest.
         """
         for some in (candidates, [candidate for candidate in candidates if not candidate.shapes]):
             fused = self.if_possible(partial(self._emit_with_candidates, match, some, form, missed))
@@ -238,15 +270,22 @@ class Rewriter:
         return self._emit_with_candidates(match, candidates[:1], form, missed)
 
     def _emit_with_candidates(
-        self, match: AttentionMatch, candidates: Sequence[OutputCandidate], form: _Form, known: Sequence[Missed]
+        self,
+        match: AttentionMatch,
+        candidates: Sequence[OutputCandidate],
+        form: _Form,
+        known: Sequence[Missed],
     ) -> Fused:
-        """Emit with the cheapest of these places. Raises Decline, also where pages cannot be read in place."""
+        """Emit with the cheapest of these places. Raises Decline, also where pages cannot be read
+        in place."""
         companion = form.companion
         match, plan = self._best_order(match, candidates, form)
         views = list(match.views)
         if companion is not None:
             views += companion.views
-        emitter = LayoutEmitter(self.builder, match.space, [stop for view in views for stop in view.equivalent_values])
+        emitter = LayoutEmitter(
+            self.builder, match.space, [stop for view in views for stop in view.equivalent_values]
+        )
         operands = self._operands(match, plan, emitter)
         missed = [*known, *self._missed_by_operands(match, plan, form.standard)]
         substitutes = self.substitutes(match, plan.destination, emitter)
@@ -263,20 +302,39 @@ class Rewriter:
             place_beside()
         self.trace(match)
         heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
-        scores = match.space.size(match.roles.q_seq).const or 0, match.space.size(match.roles.kv_seq).const or 0
+        scores = (
+            match.space.size(match.roles.q_seq).const or 0,
+            match.space.size(match.roles.kv_seq).const or 0,
+        )
         assumed = tuple(dict.fromkeys((*match.mask.assumed, *made.vouched)))
-        return Fused(made.node, made.plan.name, heads, scores, match.mask, assumed, tuple(missed), made.mask_label)
+        return Fused(
+            made.node,
+            made.plan.name,
+            heads,
+            scores,
+            match.mask,
+            assumed,
+            tuple(missed),
+            made.mask_label,
+        )
 
-    def _operands(self, match: AttentionMatch, plan: LayoutPlan, emitter: LayoutEmitter) -> dict[str, ir.Value | None]:
-        """Query, key and value, with their rotated parts if these are operands of their own, in the plan's layout."""
+    def _operands(
+        self, match: AttentionMatch, plan: LayoutPlan, emitter: LayoutEmitter
+    ) -> dict[str, ir.Value | None]:
+        """Query, key and value, with their rotated parts if these are operands of their own, in the
+        plan's layout."""
         builder = self.builder
         query, key, value, *ropes = (
-            emitter.apply(builder.cast(source.value, match.dtype), source.dims, source.plan) for source in plan.operands
+            emitter.apply(builder.cast(source.value, match.dtype), source.dims, source.plan)
+            for source in plan.operands
         )
         query = multiplied(query, plan.query, match.query_factors, builder, emitter)
         operands: dict[str, ir.Value | None] = {"query": query, "key": key, "value": value}
         if match.rope is not None:
-            operands["query_rope"], operands["key_rope"] = scaled(ropes[0], match.rope.ratio, builder), ropes[1]
+            operands["query_rope"], operands["key_rope"] = (
+                scaled(ropes[0], match.rope.ratio, builder),
+                ropes[1],
+            )
         return operands
 
     def _missed_by_operands(
@@ -298,8 +356,8 @@ class Rewriter:
         emitter: LayoutEmitter,
         missed: list[Missed],
     ) -> _Made:
-        """Add the operator that computes the attention: that of the form, or the best that the target has. Raises
-        Decline."""
+        """Add the operator that computes the attention: that of the form, or the best that the
+        target has. Raises Decline."""
         companion, standard = form.companion, form.standard
         if companion is None and standard is None and not self.options.parser_plugins:
             made = self._incre_flash(match, plan, operands, emitter, missed, form.pages)
@@ -332,7 +390,9 @@ class Rewriter:
         node, vouched = made.node()
         self._add(node)
         out = made.guarded(node)
-        return _Made(node, plan, inputs, out, match.mask.mask_label, vouched, tuple(made.presents(node)))
+        return _Made(
+            node, plan, inputs, out, match.mask.mask_label, vouched, tuple(made.presents(node))
+        )
 
     def _flash_attention(
         self,
@@ -342,10 +402,15 @@ class Rewriter:
         mask_attrs: Mapping[str, str],
         companion: DenseCompanion | None,
     ) -> ir.Node:
-        """The FlashAttentionScore of these inputs, or the PromptFlashAttention in its place. Raises Decline."""
+        """The FlashAttentionScore of these inputs, or the PromptFlashAttention in its place. Raises
+        Decline."""
         if match.mask.packed is not None:
             if match.rope is not None:
-                raise Decline(Code.SHAPE, "packed sequences whose scores are a sum of two products", match.node)
+                raise Decline(
+                    Code.SHAPE,
+                    "packed sequences whose scores are a sum of two products",
+                    match.node,
+                )
             self._check_tokens(match, tuple(inputs[name] for name in ("query", "key", "value")))
         node = self._node(match, plan, inputs, mask_attrs, statistics=companion is not None)
         if prompt.is_wanted(self.options):
@@ -353,7 +418,8 @@ class Rewriter:
         return node
 
     def _check_tokens(self, match: AttentionMatch, operands: tuple[ir.Value | None, ...]) -> None:
-        """Decline packed operands that are not proven to have the same number of tokens in every run.
+        """Decline packed operands that are not proven to have the same number of tokens in every
+        run.
 
         The packed layout does not repeat an operand whose batch is 1.
         """
@@ -363,13 +429,15 @@ class Rewriter:
             raise Decline(Code.SHAPE, reason, match.node)
 
     def begin(self, match: AttentionMatch) -> None:
-        """Start an attention: new nodes get its path in their names, and `trace` counts from here."""
+        """Start an attention: new nodes get its path in their names, and `trace` counts from
+        here."""
         ends = (match.node, match.output.producer())
         self.builder.path = path_of(without_none(ends))
         self._starts[match.node] = len(self.replaced), len(self.made), self.builder.mark
 
     def trace(self, match: AttentionMatch) -> None:
-        """Note in the fused nodes made since `begin` which nodes they replace: those that nothing else needs."""
+        """Note in the fused nodes made since `begin` which nodes they replace: those that nothing
+        else needs."""
         replaced, made, others = self._starts[match.node]
         new = dict.fromkeys((*self.made[made:], *self.builder.nodes_since(others)))
         gone = [node for node in superfluous([*new, *self.replaced[replaced:]]) if node not in new]
@@ -377,14 +445,15 @@ class Rewriter:
             note_replaced(node, gone)
 
     def adopt(self, old: ir.Node, made: ir.Node) -> None:
-        """Count a node that was made elsewhere as fused, in the place of one that is superfluous."""
+        """Count a node that was made elsewhere as fused, in the place of one that is
+        superfluous."""
         note_replaced(made, [old])
         self.replaced.append(old)
         self.made.append(made)
 
     def finish(self) -> None:
-        """Remove the nodes that fusion made superfluous, with the dead nodes that read them, and restore a topological
-        order."""
+        """Remove the nodes that fusion made superfluous, with the dead nodes that read them, and
+        restore a topological order."""
         if not self.made and not self.builder.nodes:
             return
         graph = self.builder.graph
@@ -404,9 +473,9 @@ class Rewriter:
     ) -> tuple[AttentionMatch, LayoutPlan]:
         """The match with its heads in the better order, and the layout.
 
-        Where heads that share a key are no neighbours, query and result are copied into an order in which they are,
-        rather than key and value repeated, unless that takes one copy more. As many copies are no more work for a
-        prompt, and much less for a step behind a cache.
+        Where heads that share a key are no neighbours, query and result are copied into an order in
+        which they are, rather than key and value repeated, unless that takes one copy more. As many
+        copies are no more work for a prompt, and much less for a step behind a cache.
         """
         plan = self._best_layout(match, candidates, form)
         if form.companion is not None or form.standard is not None:
@@ -419,7 +488,9 @@ class Rewriter:
             return match, plan
         return turned, other
 
-    def _best_layout(self, match: AttentionMatch, candidates: Sequence[OutputCandidate], form: _Form) -> LayoutPlan:
+    def _best_layout(
+        self, match: AttentionMatch, candidates: Sequence[OutputCandidate], form: _Form
+    ) -> LayoutPlan:
         """The cheapest layout. Raises Decline where the operands can be brought into none."""
         plans = (
             layout_plan(match, name, candidates, self.builder.info, of_key)
@@ -434,11 +505,14 @@ class Rewriter:
             if more is not None:
                 costs.append((plan.cost + more, plan))
         if not costs:
-            raise Decline(Code.SHAPE, "the operands could not be arranged into any layout", match.node)
+            raise Decline(
+                Code.SHAPE, "the operands could not be arranged into any layout", match.node
+            )
         return min(costs, key=lambda pair: pair[0])[1]
 
     def _layouts(self, match: AttentionMatch, form: _Form) -> Sequence[tuple[str, str]]:
-        """The layouts that the operator of a form takes: that of query and result, and that of key and value."""
+        """The layouts that the operator of a form takes: that of query and result, and that of key
+        and value."""
         if form.standard is not None:
             return form.standard.layouts
         names: Sequence[str] = tuple(LAYOUTS)
@@ -467,7 +541,11 @@ class Rewriter:
         if inputs.get("real_shift") is not None:
             # Type 0 adds the bias after the scale. The default, type 1, scales the bias, too.
             if all(attr.name != "pse_type" for attr in spec.attrs):
-                raise Decline(Code.ILLEGAL, f"the prototype of CANN {self.options.cann} has no pse_type", match.node)
+                raise Decline(
+                    Code.ILLEGAL,
+                    f"the prototype of CANN {self.options.cann} has no pse_type",
+                    match.node,
+                )
             attrs["pse_type"] = 0
         if match.mask.mode is not None:
             attrs.update(match.mask.mode.attrs)
@@ -485,8 +563,11 @@ class Rewriter:
         self._add(node)
         return node
 
-    def _as_prompt_flash(self, node: ir.Node, match: AttentionMatch, companion: DenseCompanion | None) -> ir.Node:
-        """The PromptFlashAttention that replaces a FlashAttentionScore which the product does not have."""
+    def _as_prompt_flash(
+        self, node: ir.Node, match: AttentionMatch, companion: DenseCompanion | None
+    ) -> ir.Node:
+        """The PromptFlashAttention that replaces a FlashAttentionScore which the product does not
+        have."""
         if companion is not None:
             reason = f"{self.options.soc_version} has no operator for a gradient"
             hint = "A2, A3 and 950 have one: give one of their SoC versions with --soc-version"
@@ -497,9 +578,13 @@ class Rewriter:
             words: tuple[str, ...] = ()
             if match.derivation is not None and (masking := match.derivation.masking) is not None:
                 words = words_for_a_mask(masking.planner, masking.terms, masking.guard)
-            return prompt.build(call, match.node, node.outputs[-1], self.builder, self.options, words)
+            return prompt.build(
+                call, match.node, node.outputs[-1], self.builder, self.options, words
+            )
 
-        made = reworded(build, lambda decline: Decline(decline.code, decline.reason, match.node, decline.hint))
+        made = reworded(
+            build, lambda decline: Decline(decline.code, decline.reason, match.node, decline.hint)
+        )
         self.made.append(made)
         return made
 
@@ -507,7 +592,10 @@ class Rewriter:
         self, match: AttentionMatch, masks: MaskBuilder, emitter: LayoutEmitter
     ) -> dict[str, ir.Value | None]:
         """The inputs of a FlashAttentionScore beside query, key and value."""
-        inputs: dict[str, ir.Value | None] = {"real_shift": masks.real_shift(), "atten_mask": masks.atten_mask()}
+        inputs: dict[str, ir.Value | None] = {
+            "real_shift": masks.real_shift(),
+            "atten_mask": masks.atten_mask(),
+        }
         inputs["prefix"] = masks.prefix()
         if match.mask.packed is not None:
             inputs["actual_seq_qlen"] = inputs["actual_seq_kvlen"] = masks.sequence_ends()
@@ -527,7 +615,8 @@ class Rewriter:
         missed: list[Missed],
         pages: Pages | None,
     ) -> _Made | None:
-        """Add the IncreFlashAttention that runs the attention; None where the target cannot run it as one.
+        """Add the IncreFlashAttention that runs the attention; None where the target cannot run it
+        as one.
 
         With `pages` a Decline is raised instead.
         """
@@ -540,13 +629,25 @@ class Rewriter:
         own_missed: list[Missed] = []
 
         def masks(mask: MaskPlan) -> MaskBuilder:
-            return MaskBuilder(replace(match, mask=mask), self.builder, emitter, self.options, own_missed)
+            return MaskBuilder(
+                replace(match, mask=mask), self.builder, emitter, self.options, own_missed
+            )
 
         def build() -> tuple[IncreCall, LayoutPlan, ir.Node]:
             matcher = IncreFlashMatcher(
-                match, plan.name, (key, value), operands, self.builder, emitter, self.options, masks, pages
+                match,
+                plan.name,
+                (key, value),
+                operands,
+                self.builder,
+                emitter,
+                self.options,
+                masks,
+                pages,
             )
-            call, plan_with_output = self._with_quantized_output(matcher.incre_call(), match, plan, own_missed)
+            call, plan_with_output = self._with_quantized_output(
+                matcher.incre_call(), match, plan, own_missed
+            )
             node = call.node(match, plan_with_output.output, self.builder, self.options)
             self.check(node, match)
             return call, plan_with_output, node
@@ -573,11 +674,14 @@ class Rewriter:
     def _with_quantized_output(
         self, call: IncreCall, match: AttentionMatch, plan: LayoutPlan, missed: list[Missed]
     ) -> tuple[IncreCall, LayoutPlan]:
-        """The call with the QuantizeLinear after the attention fused, and the plan with its output as the destination.
+        """The call with the QuantizeLinear after the attention fused, and the plan with its output
+        as the destination.
 
         Both are unchanged where no QuantizeLinear can be fused.
         """
-        quantised = attempt(lambda: match_quantize(plan.destination.value, self.options, self.builder.info))
+        quantised = attempt(
+            lambda: match_quantize(plan.destination.value, self.options, self.builder.info)
+        )
         if isinstance(quantised, Decline):
             missed.append(quantised.as_missed(MissedCode.QUANTIZED_OUTPUT, match.node))
             return call, plan
@@ -585,7 +689,9 @@ class Rewriter:
             return call, plan
         scale = self.builder.constant(np.array([quantised.scale], dtype=np.float32), "quant_scale")
         destination = replace(plan.destination, value=quantised.node.outputs[0])
-        return replace(call, inputs={**call.inputs, "quant_scale2": scale}), replace(plan, destination=destination)
+        return replace(call, inputs={**call.inputs, "quant_scale2": scale}), replace(
+            plan, destination=destination
+        )
 
     def _sink(self, match: AttentionMatch, emitter: LayoutEmitter) -> ir.Value | None:
         """The sink as one float32 number for each head; None where there is no sink."""
@@ -593,7 +699,9 @@ class Rewriter:
         if sink is None:
             return None
         if all(declared.name != "sink" for declared in get(OP, self.options.cann).inputs):
-            raise Decline(Code.ILLEGAL, f"the prototype of CANN {self.options.cann} has no sink", match.node)
+            raise Decline(
+                Code.ILLEGAL, f"the prototype of CANN {self.options.cann} has no sink", match.node
+            )
         if sink.view is None:
             numbers = np.full(self._size(match, heads), sink.number, dtype=np.float32)
             return self.builder.constant(numbers, "sink")
@@ -601,12 +709,18 @@ class Rewriter:
         varying = sink.varies_along(self.builder.info)
         for axis, dim in enumerate(dims):
             if dim != varying[axis]:
-                value, dims = narrowed(value, axis, self.builder), (*dims[:axis], (), *dims[axis + 1 :])
+                value, dims = (
+                    narrowed(value, axis, self.builder),
+                    (*dims[:axis], (), *dims[axis + 1 :]),
+                )
         value = self.builder.cast(value, ir.DataType.FLOAT)
-        return emitter.arranged(value, dims, (heads,), "the sink is not one number for each head", match.node)
+        return emitter.arranged(
+            value, dims, (heads,), "the sink is not one number for each head", match.node
+        )
 
     def check(self, node: ir.Node, match: AttentionMatch) -> None:
-        """Decline a node that the registry forbids for the target. For ONNX Runtime its extensions are allowed."""
+        """Decline a node that the registry forbids for the target. For ONNX Runtime its extensions
+        are allowed."""
         target = self.options.platform
         view = node_view(node, self.builder.info)
         for violation in verify(view, target, self.options.cann):
@@ -619,7 +733,9 @@ class Rewriter:
 
         With `statistics` a gradient uses softmax_max and softmax_sum.
         """
-        used = output == "attention_out" or (statistics and output in ("softmax_max", "softmax_sum"))
+        used = output == "attention_out" or (
+            statistics and output in ("softmax_max", "softmax_sum")
+        )
         if used or self.options.target == "ascend":
             return self.builder.names.new(f"{node}_{output}")
         return ""
@@ -641,7 +757,8 @@ class Rewriter:
         return {name: value for name, value, told in rows if told}
 
     def _declare_shapes(self, match: AttentionMatch, plan: LayoutPlan, node: ir.Node) -> None:
-        """Declare the shapes of all outputs, for tools that do not have the operator's schema to infer them."""
+        """Declare the shapes of all outputs, for tools that do not have the operator's schema to
+        infer them."""
         roles, space = match.roles, match.space
         groups = [roles.batch, roles.heads, roles.q_seq]
         if plan.name == PACKED:
@@ -656,8 +773,8 @@ class Rewriter:
     def substitutes(
         self, match: AttentionMatch, destination: Destination, emitter: LayoutEmitter
     ) -> list[tuple[ir.Node, ir.Value]]:
-        """The nodes that read only the shape of an inner value or of one before the destination, each with its
-        result computed without that value."""
+        """The nodes that read only the shape of an inner value or of one before the destination,
+        each with its result computed without that value."""
         views = [part.view for part in match.mask.masked]
         views += [operand.view for operand in tensors_of(match.mask.bias)]
         terms = [view.base for view in views]
@@ -665,7 +782,8 @@ class Rewriter:
         for reader, dims in (*match.shapes, *destination.shapes):
             read = reader.inputs[0]
             maker = certain(producer(read))
-            # A mask that was expanded to the scores' shape is computed from that shape, so it cannot tell the shape.
+            # A mask that was expanded to the scores' shape is computed from that shape, so it
+            # cannot tell the shape.
             parts = [term for term in terms if not depends(term, maker)]
             shapes.append((reader, emitter.shape_vector(dims, reader, parts)))
         return shapes
@@ -684,7 +802,8 @@ class Rewriter:
         destination: Destination,
         emitter: LayoutEmitter,
     ) -> ir.Value:
-        """The operator's result, arranged as `dims`, brought to the arrangement and type of the destination."""
+        """The operator's result, arranged as `dims`, brought to the arrangement and type of the
+        destination."""
         value = multiplied(value, dims, match.output_factors, self.builder, emitter)
         value = emitter.apply(value, dims, destination.plan)
         wanted = self.builder.info.dtype(destination.value)
@@ -693,7 +812,8 @@ class Rewriter:
         return self.builder.cast(value, wanted)
 
     def _replace_concat(self, whole: ir.Value, present: ir.Value) -> None:
-        """Let the operator give what a Concat gives. Another attention that was matched before may still read it."""
+        """Let the operator give what a Concat gives. Another attention that was matched before may
+        still read it."""
         maker = certain(whole.producer())
         replace_value(whole, present)
         whole.name = self.builder.names.new(f"{PREFIX}_{present.name}")

@@ -15,20 +15,23 @@
 | soft cap | softcap | no | softcap |
 | sinks | no | no | head_sink |
 
-A mask that is added holds -inf where a key is excluded. Where a row without a key gives the mean of all values, it
-holds a number in which every score is lost, and which no kernel takes for -inf. attn_mask and attention_bias have all
-rows and keys, because the kernels of ONNX Runtime take no mask that is 1 along them.
+A mask that is added holds -inf where a key is excluded. Where a row without a key gives the mean of
+all values, it holds a number in which every score is lost, and which no kernel takes for -inf.
+attn_mask and attention_bias have all rows and keys, because the kernels of ONNX Runtime take no
+mask that is 1 along them.
 
-Attention gives 0 for a row without a key. The operators of ONNX Runtime give NaN for it, on CUDA 0 in 16 bits. A Where
-behind them makes such a row 0 where the model has 0. A row that holds only the lowest float32 number is a mean in the
-model, and NaN on CUDA. So a mask that may hold this number is refused there.
+Attention gives 0 for a row without a key. The operators of ONNX Runtime give NaN for it, on CUDA 0
+in 16 bits. A Where behind them makes such a row 0 where the model has 0. A row that holds only the
+lowest float32 number is a mean in the model, and NaN on CUDA. So a mask that may hold this number
+is refused there.
 
 Query, key and value whose sizes are not proven to agree are repeated to the largest of the run.
 
-Which operator is taken is decided by the table of runtimes (op_registry/runtimes.py): the first one of the target that
-takes every feature that the attention needs. Refused: a feature that none of them takes; rows without a key whose
-result no mask can express; for Attention a bias that may exclude every key of a row, because the row would be 0 and not
-what it was; a scale that is not positive, because kernels take its square root.
+Which operator is taken is decided by the table of runtimes (op_registry/runtimes.py): the first one
+of the target that takes every feature that the attention needs. Refused: a feature that none of
+them takes; rows without a key whose result no mask can express; for Attention a bias that may
+exclude every key of a row, because the row would be 0 and not what it was; a scale that is not
+positive, because kernels take its square root.
 """
 
 from __future__ import annotations
@@ -58,7 +61,13 @@ from fa_compiler.op_registry.runtimes import (
     target_for,
 )
 from fa_compiler.passes.answer.decline import POSITIVE_SCALE, Decline, attempt, label
-from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, ONE_TOKEN_HINT, Options
+from fa_compiler.passes.answer.options import (
+    DECODE,
+    NO_EMPTY_ROWS,
+    NO_EMPTY_ROWS_HINT,
+    ONE_TOKEN_HINT,
+    Options,
+)
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import instances
@@ -108,8 +117,11 @@ ROWS = frozenset(
         Feature.NAN_OR_ZERO_ROWS,
     }
 )
-"""What an operator has to take for rows without a key only: nothing of it if the user vouches that there are none."""
-FIXED_SIZES = "give the inputs fixed sizes: export again, or onnxruntime.tools.make_dynamic_shape_fixed"
+"""What an operator has to take for rows without a key only: nothing of it if the user vouches that
+there are none."""
+FIXED_SIZES = (
+    "give the inputs fixed sizes: export again, or onnxruntime.tools.make_dynamic_shape_fixed"
+)
 """What the user can do for a runtime that takes no sizes that are open before the run."""
 EXPANDED_SINCE = 25
 """From this opset on no runtime is known to have a kernel of Attention."""
@@ -134,7 +146,10 @@ class StandardAttention:
         if self.grown:
             return LAYOUTS[self.operator][:1]
         space, roles = self.match.space, self.match.roles
-        if space.size(roles.head_dim) == space.size(roles.value_head_dim) or self.operator == ATTENTION:
+        if (
+            space.size(roles.head_dim) == space.size(roles.value_head_dim)
+            or self.operator == ATTENTION
+        ):
             return LAYOUTS[self.operator]
         return tuple(pair for pair in LAYOUTS[self.operator] if pair[0] == pair[1])
 
@@ -222,19 +237,33 @@ class Needs:
         return Feature.NAN_ROWS if self.match.dtype == ir.DataType.FLOAT else Feature.NAN_ROWS_HALF
 
 
-def standard_attentions(match: AttentionMatch, builder: Builder, options: Options) -> list[StandardAttention]:
-    """The operators that take everything the attention needs, the best one first: those that are computed in its type,
-    then those in float32. Raises Decline where there is none."""
+def standard_attentions(
+    match: AttentionMatch, builder: Builder, options: Options
+) -> list[StandardAttention]:
+    """The operators that take everything the attention needs, the best one first: those that are
+    computed in its type, then those in float32. Raises Decline where there is none."""
     if options.target == "onnx" and builder.opset >= EXPANDED_SINCE and options.runtime is not None:
         reason = (
-            f"the model is of opset {builder.opset}, and from {EXPANDED_SINCE} on runtimes expand Attention into parts"
+            f"the model is of opset {builder.opset}, and from {EXPANDED_SINCE} on runtimes expand "
+            "Attention into parts"
         )
-        raise Decline(Code.RUNTIME, reason, match.node, f"export again with opset 23 or {EXPANDED_SINCE - 1}")
+        raise Decline(
+            Code.RUNTIME, reason, match.node, f"export again with opset 23 or {EXPANDED_SINCE - 1}"
+        )
     if match.scale <= 0.0:
         reason = f"the scale {match.scale:g} is not positive, and kernels take its root"
         raise Decline(Code.SCALE, reason, match.node, POSITIVE_SCALE)
     tried = [
-        attempt(partial(_as_operator, replace(match, dtype=dtype), operator, match.dtype, builder.info, options))
+        attempt(
+            partial(
+                _as_operator,
+                replace(match, dtype=dtype),
+                operator,
+                match.dtype,
+                builder.info,
+                options,
+            )
+        )
         for dtype in dict.fromkeys((match.dtype, ir.DataType.FLOAT))
         for operator in _preferred(match, options)
     ]
@@ -255,10 +284,19 @@ def _as_operator(
     missed: list[Missed] = []
     if match.roles.kv_heads != match.roles.heads and _repeats_heads(operator, options):
         reason = f"{_of(operator, options)} does not take {Feature.GROUPED.meaning}, so key and value are repeated"
-        missed.append(Missed(MissedCode.REPEATED_HEADS, reason, label(match.node), _step_hint(match, info, options)))
+        missed.append(
+            Missed(
+                MissedCode.REPEATED_HEADS,
+                reason,
+                label(match.node),
+                _step_hint(match, info, options),
+            )
+        )
         match = replace(match, roles=replace(match.roles, kv_heads=match.roles.heads))
     if not has_operator(options.runtime, operator):
-        raise _refused(f"{options.runtime} has no kernel of {operator}", operator, None, match, options)
+        raise _refused(
+            f"{options.runtime} has no kernel of {operator}", operator, None, match, options
+        )
     grown = _past(match, operator, info, options)
     mask = _mask_form(match, operator, bool(grown), info, options)
     if match.dtype != given:
@@ -268,22 +306,29 @@ def _as_operator(
     return StandardAttention(match, operator, mask, whole, grown, tuple(missed))
 
 
-def _past(match: AttentionMatch, operator: str, info: ShapeInfo, options: Options) -> tuple[Grown, ...]:
-    """Key and value that the operator takes as a past and new ones; empty where it takes them in one piece. Raises
-    Decline where they have to be a past, and are not proven to be."""
+def _past(
+    match: AttentionMatch, operator: str, info: ShapeInfo, options: Options
+) -> tuple[Grown, ...]:
+    """Key and value that the operator takes as a past and new ones; empty where it takes them in
+    one piece. Raises Decline where they have to be a past, and are not proven to be."""
     behind = needs_past(match, options)
     if not behind and not (operator == GROUP_QUERY and is_step(match, options)):
         return ()
     grown = grown_operands(match, info)
     if behind and not grown:
         rows, keys = (match.space.size(axes) for axes in (match.roles.q_seq, match.roles.kv_seq))
-        reason = f"the {keys} keys are not proven to be a past and {rows} new ones, one for each row"
+        reason = (
+            f"the {keys} keys are not proven to be a past and {rows} new ones, one for each row"
+        )
         raise Decline(Code.RUNTIME, reason, match.node)
     return grown
 
 
-def _mask_form(match: AttentionMatch, operator: str, past: bool, info: ShapeInfo, options: Options) -> MaskForm:
-    """The first form of the mask with which the operator takes the attention. Raises Decline where there is none."""
+def _mask_form(
+    match: AttentionMatch, operator: str, past: bool, info: ShapeInfo, options: Options
+) -> MaskForm:
+    """The first form of the mask with which the operator takes the attention. Raises Decline where
+    there is none."""
     forms = _mask_forms(match, operator, options)
     refusals = [_refusal(Needs(match, operator, form, past, info, options)) for form in forms]
     if None in refusals:
@@ -292,10 +337,13 @@ def _mask_form(match: AttentionMatch, operator: str, past: bool, info: ShapeInfo
 
 
 def _refusal(needs: Needs) -> Decline | None:
-    """The decline for the first need of an attention that the operator does not serve; None where it serves all."""
+    """The decline for the first need of an attention that the operator does not serve; None where
+    it serves all."""
     match, operator, options = needs.match, needs.operator, needs.options
     kernel = kernel_for(match, operator, needs.past, options)
-    whys = ((feature, why_not_taken(feature, operator, options, kernel)) for feature in needs.features())
+    whys = (
+        (feature, why_not_taken(feature, operator, options, kernel)) for feature in needs.features()
+    )
     reasons = {feature: reason for feature, reason in whys if reason is not None}
     if not reasons:
         return None
@@ -308,7 +356,8 @@ def _refusal(needs: Needs) -> Decline | None:
 
 
 def _newer(needs: Needs, refused: Iterable[Feature], kernel: Kernel) -> str | None:
-    """The option for the first version of the user's runtime that serves all needs; None where there is none."""
+    """The option for the first version of the user's runtime that serves all needs; None where
+    there is none."""
     runtime = needs.options.runtime
     if runtime is None or not runtime.version:
         return None
@@ -347,13 +396,16 @@ def _step_hint(match: AttentionMatch, info: ShapeInfo, options: Options) -> str 
     is_open = match.space.size(match.roles.q_seq).const is None
     if options.target != "contrib" or not is_open or DECODE in options.assume:
         return None
-    if why_not_taken(Feature.PAST, GROUP_QUERY, options) is not None or not grown_operands(match, info):
+    if why_not_taken(Feature.PAST, GROUP_QUERY, options) is not None or not grown_operands(
+        match, info
+    ):
         return None
     return ONE_TOKEN_HINT
 
 
 def _repeats_heads(operator: str, options: Options) -> bool:
-    """Are key and value repeated for each query head? MultiHeadAttention needs that, and some runtimes' Attention."""
+    """Are key and value repeated for each query head? MultiHeadAttention needs that, and some
+    runtimes' Attention."""
     takes = answer(options.runtime, operator, Feature.GROUPED) is Answer.YES
     return operator != GROUP_QUERY and not takes
 
@@ -363,7 +415,8 @@ def _of(operator: str, options: Options) -> str:
 
 
 def kernel_for(match: AttentionMatch, operator: str, past: bool, options: Options) -> Kernel:
-    """The kernel that a runtime takes for the attention, where it has several (runtimes.KERNELS)."""
+    """The kernel that a runtime takes for the attention, where it has several
+    (runtimes.KERNELS)."""
     presents = past or why_not_taken(Feature.LONE_RESULT, operator, options) is not None
     plain = match.dtype == ir.DataType.FLOAT and match.softcap == 0.0 and match.sink is None
     if operator == GROUP_QUERY and presents and plain:
@@ -371,8 +424,11 @@ def kernel_for(match: AttentionMatch, operator: str, past: bool, options: Option
     return Kernel.WHOLE
 
 
-def why_not_taken(feature: Feature, operator: str, options: Options, kernel: Kernel = Kernel.WHOLE) -> str | None:
-    """Why the operator of the runtime may not be given a feature, in this kernel; None if it takes it."""
+def why_not_taken(
+    feature: Feature, operator: str, options: Options, kernel: Kernel = Kernel.WHOLE
+) -> str | None:
+    """Why the operator of the runtime may not be given a feature, in this kernel; None if it takes
+    it."""
     if options.runtime is None and options.opset < SCHEMA_SINCE.get((operator, feature), 0):
         return f"{operator} of opset {options.opset} does not take {feature.meaning}"
     known = answer(options.runtime, operator, feature, kernel)
@@ -386,8 +442,11 @@ def why_not_taken(feature: Feature, operator: str, options: Options, kernel: Ker
     return f"{where} does not take {feature.meaning}"
 
 
-def _refused(reason: str, operator: str, feature: Feature | None, match: AttentionMatch, options: Options) -> Decline:
-    """The decline, with what takes the feature: fixed sizes, a leaner mask, another runtime, or our own kernels."""
+def _refused(
+    reason: str, operator: str, feature: Feature | None, match: AttentionMatch, options: Options
+) -> Decline:
+    """The decline, with what takes the feature: fixed sizes, a leaner mask, another runtime, or our
+    own kernels."""
     hint = _other_runtime(operator, feature, options)
     lean = [missed.hint for missed in match.mask.missed if missed.hint]
     if feature is Feature.OPEN_SIZES:
@@ -398,13 +457,15 @@ def _refused(reason: str, operator: str, feature: Feature | None, match: Attenti
 
 
 def _other_runtime(operator: str, feature: Feature | None, options: Options) -> str | None:
-    """The option for the target of which the user's runtime has kernels, if it has none of this one. Else the one for
-    the first runtime beside it that has the operator, with the feature if one is named. None where there is none, or
-    where the user named no runtime."""
+    """The option for the target of which the user's runtime has kernels, if it has none of this
+    one. Else the one for the first runtime beside it that has the operator, with the feature if one
+    is named. None where there is none, or where the user named no runtime."""
     if options.runtime is None:
         return None
     target = target_for(options.runtime.name)
-    if target is not None and not any(has_operator(options.runtime, each) for each in OPERATORS[options.target]):
+    if target is not None and not any(
+        has_operator(options.runtime, each) for each in OPERATORS[options.target]
+    ):
         return f"--target {target}, because {options.runtime.name} has kernels of its operators"
     for name in RUNTIMES:
         other = Runtime(name)
@@ -421,7 +482,8 @@ def is_step(match: AttentionMatch, options: Options) -> bool:
 
 
 def is_band(match: AttentionMatch, options: Options) -> bool:
-    """Is the mask, or a part of it, an attribute of the operator? A single row that ends at the last key sees all."""
+    """Is the mask, or a part of it, an attribute of the operator? A single row that ends at the
+    last key sees all."""
     mode = _sparse_mode(match)
     return mode is not None and not (mode == LAST_CAUSAL and is_step(match, options))
 
@@ -453,7 +515,9 @@ def _is_padding(match: AttentionMatch) -> bool:
     """Is the mask one of keys alone, and nothing added to the scores?"""
     mask, roles = match.mask, match.roles
     own = set(chain(*(chain(*part.view.base_dims) for part in mask.masked)))
-    return bool(mask.masked) and not mask.bias and not own.intersection((*roles.heads, *roles.q_seq))
+    return (
+        bool(mask.masked) and not mask.bias and not own.intersection((*roles.heads, *roles.q_seq))
+    )
 
 
 def _check_rows(match: AttentionMatch, operator: str) -> None:

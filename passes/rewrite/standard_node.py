@@ -51,8 +51,8 @@ from fa_compiler.passes.values.facts import Facts
 
 INT32 = ir.DataType.INT32
 LOW = -1e38
-"""A number in which a bias is lost that is below LOST_SHARE of the largest float32. The lowest number becomes -inf in
-kernels that multiply it by log2(e)."""
+"""A number in which a bias is lost that is below LOST_SHARE of the largest float32. The lowest
+number becomes -inf in kernels that multiply it by log2(e)."""
 KEY_PADDING_PLACE = 4
 """The input key_padding_mask of MultiHeadAttention."""
 BIAS_PLACES = {MULTI_HEAD: 5, GROUP_QUERY: 10}
@@ -65,8 +65,9 @@ _Parts = tuple[list[ir.Value | None], dict[str, AttrValue]]
 
 @dataclass(frozen=True)
 class StandardBuilder:
-    """Builds the node of one attention. `inputs` has query, key and value in the layouts of the plan, and the parts of
-    the mask as FlashAttentionScore takes them: atten_mask, real_shift, sink."""
+    """Builds the node of one attention. `inputs` has query, key and value in the layouts of the
+    plan, and the parts of the mask as FlashAttentionScore takes them: atten_mask, real_shift,
+    sink."""
 
     attention: StandardAttention
     plan: LayoutPlan
@@ -82,7 +83,8 @@ class StandardBuilder:
         return self.attention.match
 
     def node(self) -> tuple[ir.Node, tuple[str, ...]]:
-        """The node, which is not in the graph yet, and what the user vouches for. Raises Decline."""
+        """The node, which is not in the graph yet, and what the user vouches for. Raises
+        Decline."""
         query, key, value = self._operands()
         assumed = (*self._assumed(), *self._vouched_step())
         operator, builder = self.attention.operator, self.emitter.builder
@@ -92,7 +94,9 @@ class StandardBuilder:
             inputs.pop()
         results = {"output": self.plan.output, **self._presents()}
         name = builder.fused_name(operator)
-        made = ir.node(operator, inputs, attrs, domain=DOMAINS[operator], name=name, num_outputs=len(results))
+        made = ir.node(
+            operator, inputs, attrs, domain=DOMAINS[operator], name=name, num_outputs=len(results)
+        )
         node = builder.lone(made)
         for output, (word, dims) in zip(node.outputs, results.items(), strict=True):
             sizes = [self.match.space.size(dim) for dim in dims]
@@ -102,18 +106,21 @@ class StandardBuilder:
         return node, assumed
 
     def _presents(self) -> dict[str, Arrangement]:
-        """present_key and present_value, where the operator takes a past. Some kernels of GroupQueryAttention refuse to
-        run without them."""
+        """present_key and present_value, where the operator takes a past. Some kernels of
+        GroupQueryAttention refuse to run without them."""
         operator, roles = self.attention.operator, self.match.roles
         unwanted = why_not_taken(Feature.LONE_RESULT, operator, self.facts.options) is None
         if not self.attention.grown and (operator != GROUP_QUERY or unwanted):
             return {}
         outer = roles.batch, roles.kv_heads, roles.kv_seq
-        return {"present_key": (*outer, roles.head_dim), "present_value": (*outer, roles.value_head_dim)}
+        return {
+            "present_key": (*outer, roles.head_dim),
+            "present_value": (*outer, roles.value_head_dim),
+        }
 
     def presents(self, node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
-        """The results of the Concats that made key and value, each with the one of the node that takes its place; none
-        if an input of the node needs one of them."""
+        """The results of the Concats that made key and value, each with the one of the node that
+        takes its place; none if an input of the node needs one of them."""
         wholes = [grown.whole for grown in self.attention.grown]
         concats = makers_of(wholes)
         if any(depends(value, concat) for value in inputs_of(node) for concat in concats):
@@ -121,8 +128,8 @@ class StandardBuilder:
         return list(zip(wholes, node.outputs[1:], strict=False))
 
     def guarded(self, node: ir.Node) -> ir.Value:
-        """The result of the node, 0 in the rows that the model makes 0: those without a key by its boolean mask or by
-        its bias, or those whose softmax is NaN."""
+        """The result of the node, 0 in the rows that the model makes 0: those without a key by its
+        boolean mask or by its bias, or those whose softmax is NaN."""
         builder, mask, result = self.emitter.builder, self.match.mask, node.outputs[0]
         if self.attention.operator == ATTENTION or not (mask.nan_rows or mask.empty_rows == "zero"):
             return result
@@ -138,7 +145,8 @@ class StandardBuilder:
         return builder.where(empty, nothing, result)
 
     def _excluded(self, node: ir.Node) -> ir.Value | None:
-        """True where the node's mask or bias gives a key no weight; None where neither can empty a row."""
+        """True where the node's mask or bias gives a key no weight; None where neither can empty a
+        row."""
         builder, mask = self.emitter.builder, self.match.mask
         if mask.nan_rows and self.inputs["real_shift"] is not None:
             added = operand_at(node, BIAS_PLACES[self.attention.operator])
@@ -149,19 +157,22 @@ class StandardBuilder:
         return None
 
     def _like_result(self, rows: ir.Value) -> ir.Value:
-        """A truth value for each row, [B|1, N|1, S|1, 1], as one that broadcasts to the result, [B, S, N * Dv]."""
+        """A truth value for each row, [B|1, N|1, S|1, 1], as one that broadcasts to the result, [B,
+        S, N * Dv]."""
         builder = self.emitter.builder
         if (builder.info.shape(rows) or (None, None))[1] == Dim(1):
             return builder.squeeze(rows, (1,))
         turned = builder.transpose(rows, (0, 2, 1, 3))
-        width = certain(self.match.space.size(self.match.roles.value_head_dim).const)  # Roles.check_sizes
+        # Roles.check_sizes
+        width = certain(self.match.space.size(self.match.roles.value_head_dim).const)
         repeated = builder.expand(turned, [1, 1, 1, width])
         return builder.reshape(repeated, [0, 0, self._heads()[0] * width])
 
     def _operands(self) -> list[ir.Value]:
-        """Query, key and value of one batch size, and a query of as many rows as the scores have. The operators repeat
-        neither. Sizes that are not proven to agree are 1 or the largest one. Raises Decline where a band keeps one of
-        them, whose tensor is not there to be asked, and where a size is a product of several.
+        """Query, key and value of one batch size, and a query of as many rows as the scores have.
+        The operators repeat neither. Sizes that are not proven to agree are 1 or the largest one.
+        Raises Decline where a band keeps one of them, whose tensor is not there to be asked, and
+        where a size is a product of several.
         """
         roles = self.match.roles
         operands = self._present_inputs("query", "key", "value")
@@ -173,7 +184,9 @@ class StandardBuilder:
             return [operands[0], *new]
         masks = self._present_inputs("atten_mask", "real_shift")
         row = self.plan.name.index("S")
-        batch = self._largest(roles.batch, [*((value, 0) for value in operands), *((mask, -4) for mask in masks)])
+        batch = self._largest(
+            roles.batch, [*((value, 0) for value in operands), *((mask, -4) for mask in masks)]
+        )
         rows = self._largest(roles.q_seq, [(operands[0], row), *((mask, -2) for mask in masks)])
         of_key, of_query = without_absent({0: batch}), without_absent({0: batch, row: rows})
         expanded = []
@@ -189,14 +202,22 @@ class StandardBuilder:
         return without_none(self.inputs.get(name) for name in names)
 
     def _declare(self, value: ir.Value) -> None:
-        """Give a value the sizes that are known, because ONNX's inference takes an unknown width for 0."""
-        shape, dtype = self.emitter.builder.info.sizes(value), self.emitter.builder.info.dtype(value)
+        """Give a value the sizes that are known, because ONNX's inference takes an unknown width
+        for 0."""
+        shape, dtype = (
+            self.emitter.builder.info.sizes(value),
+            self.emitter.builder.info.dtype(value),
+        )
         if dtype is not None:
             value.shape, value.dtype = ir.Shape(consts(shape)), dtype
 
     def _rows_first(self, value: ir.Value) -> ir.Value:
         """New keys or values [B, N, S, D] as [B, S, N * D]."""
-        builder, dtype, shape = self.emitter.builder, self.match.dtype, self.emitter.builder.info.sizes(value)
+        builder, dtype, shape = (
+            self.emitter.builder,
+            self.match.dtype,
+            self.emitter.builder.info.sizes(value),
+        )
         batch, heads, rows, size = shape
         width = heads * size
         assert width.const is not None  # Roles.check_sizes
@@ -212,14 +233,20 @@ class StandardBuilder:
         sizes = [self.emitter.builder.info.sizes(view.base) for view in self.match.views]
         short = any(shape[:1] == (Dim(1),) for shape in sizes) and space.size(roles.batch) != 1
         if short or space.may_broadcast(roles.batch) or space.may_broadcast(roles.q_seq):
-            raise Decline(Code.SHAPE, "a past is not proven to have the batch size of the query", self.match.node)
+            raise Decline(
+                Code.SHAPE,
+                "a past is not proven to have the batch size of the query",
+                self.match.node,
+            )
 
     def _largest(self, axes: Axes, places: Sequence[tuple[ir.Value, int]]) -> ir.Value | None:
-        """The largest of these dimensions, int64 [1]; None where all are proven to be equal, or vouched for. Raises
-        Decline."""
+        """The largest of these dimensions, int64 [1]; None where all are proven to be equal, or
+        vouched for. Raises Decline."""
         builder, space = self.emitter.builder, self.match.space
         shapes = [(value, axis, builder.info.sizes(value)) for value, axis in places]
-        known = ((shape[axis], (value, axis)) for value, axis, shape in shapes if len(shape) >= abs(axis))
+        known = (
+            (shape[axis], (value, axis)) for value, axis, shape in shapes if len(shape) >= abs(axis)
+        )
         sizes = {size: place for size, place in known if size.const != 1}
         if not space.may_broadcast(axes) or SAME_SIZES in self.facts.options.assume:
             short = any(axis >= 0 and shape[axis] == Dim(1) for _, axis, shape in shapes)
@@ -230,17 +257,23 @@ class StandardBuilder:
             return counts[0]
         return builder.reduce("ReduceMax", builder.concat(counts, 0), [0])
 
-    def _stated(self, axes: Axes, sizes: Mapping[Dim, tuple[ir.Value, int]]) -> list[tuple[ir.Value, int]]:
+    def _stated(
+        self, axes: Axes, sizes: Mapping[Dim, tuple[ir.Value, int]]
+    ) -> list[tuple[ir.Value, int]]:
         """The sizes that operands may be repeated to.
 
-        A Reshape that the result takes the place of may state the size of these axes, as that of the query. Beside a
-        larger mask it then makes other rows of the numbers. So nothing is repeated to the size of such a mask, and the
-        operator refuses it.
+        A Reshape that the result takes the place of may state the size of these axes, as that of
+        the query. Beside a larger mask it then makes other rows of the numbers. So nothing is
+        repeated to the size of such a mask, and the operator refuses it.
         """
         space, destination = self.match.space, self.plan.destination
         shape = self.emitter.builder.info.sizes(destination.value)
         own = set(space.resolve(axes))
-        stated = [size for dim, size in zip(destination.dims, shape, strict=False) if own & set(space.resolve(dim))]
+        stated = [
+            size
+            for dim, size in zip(destination.dims, shape, strict=False)
+            if own & set(space.resolve(dim))
+        ]
         if any(atom.op == "broadcast" for size in stated for atom in size.atoms):
             return list(sizes.values())
         atoms = {atom for size in stated for atom in size.atoms}
@@ -248,7 +281,8 @@ class StandardBuilder:
         return kept or list(sizes.values())
 
     def _note_expanded(self, axes: Axes) -> None:
-        """Note that operands are copied to the size of these axes. Raises Decline where they cannot be."""
+        """Note that operands are copied to the size of these axes. Raises Decline where they cannot
+        be."""
         what = "numbers of rows"
         if axes is self.match.roles.batch:
             what = "batch sizes"
@@ -256,11 +290,14 @@ class StandardBuilder:
         hint = f"--assume {SAME_SIZES} if they have, and if masks have as many rows and keys as the scores"
         if self.match.mask.mode is not None or len(self.match.space.resolve(axes)) != 1:
             raise Decline(Code.SHAPE, reason, self.match.node, hint)
-        missed = Missed(MissedCode.EXPANDED, f"{reason}, so they are copied", label(self.match.node), hint)
+        missed = Missed(
+            MissedCode.EXPANDED, f"{reason}, so they are copied", label(self.match.node), hint
+        )
         self.missed.append(missed)
 
     def _expanded(self, value: ir.Value, sizes: Mapping[int, ir.Value]) -> ir.Value:
-        """An operand whose dimensions at these places are repeated to these sizes where they are 1."""
+        """An operand whose dimensions at these places are repeated to these sizes where they are
+        1."""
         builder, space, roles = self.emitter.builder, self.match.space, self.match.roles
         shape = list(builder.info.sizes(value))
         counted = {0: roles.batch}
@@ -277,10 +314,11 @@ class StandardBuilder:
     def _assumed(self) -> tuple[str, ...]:
         """What the user vouches for. Raises Decline.
 
-        A bias of an operator that the model holds may exclude every key of a row, which is 0 in Attention, or be so
-        large that 16-bit scores are rounded to it. Other biases are checked with their terms (mask.py). Some kernels
-        take a row of the lowest number for one of -inf. MultiHeadAttention gives the keys behind a causal attribute
-        the lowest number, and adds their bias to it: they have weight where no key in front of them has a larger one.
+        A bias of an operator that the model holds may exclude every key of a row, which is 0 in
+        Attention, or be so large that 16-bit scores are rounded to it. Other biases are checked
+        with their terms (mask.py). Some kernels take a row of the lowest number for one of -inf.
+        MultiHeadAttention gives the keys behind a causal attribute the lowest number, and adds
+        their bias to it: they have weight where no key in front of them has a larger one.
         """
         bias = self.inputs.get("real_shift")
         if bias is None:
@@ -305,13 +343,15 @@ class StandardBuilder:
         return (DECODE,)
 
     def _lowest_bias(self, bias: ir.Value) -> tuple[float, str]:
-        """What a bias has to be above, -inf where it may be anything, and what it does otherwise."""
+        """What a bias has to be above, -inf where it may be anything, and what it does
+        otherwise."""
         operator, dtype = self.attention.operator, self.emitter.builder.info.dtype(bias)
         in_model = self.match.derivation is None
         limit = -math.inf
         if in_model and dtype in SIXTEEN_BITS:
             reason = (
-                "16-bit scores are rounded to the large numbers that are added, which decides a row of such numbers"
+                "16-bit scores are rounded to the large numbers that are added, which decides a row of "
+                "such numbers"
             )
             return -LARGE_HALF, reason
         if operator == ATTENTION:
@@ -332,7 +372,8 @@ class StandardBuilder:
             limit = LOW
         return limit, refused or ""
 
-    # -- the operators ----------------------------------------------------------------------------------
+    # -- the operators
+    # ----------------------------------------------------------------------------------
 
     def _attention(self, query: ir.Value, key: ir.Value, value: ir.Value) -> _Parts:
         heads, kv_heads = self._heads()
@@ -351,7 +392,8 @@ class StandardBuilder:
         return [query, key, value, mask, *past], attrs
 
     def _band(self) -> dict[str, AttrValue]:
-        """The attributes of Attention for a band that ends at the row, or for one that has keys behind it, too."""
+        """The attributes of Attention for a band that ends at the row, or for one that has keys
+        behind it, too."""
         mode = self.match.mask.mode
         if mode is None or not is_band(self.match, self.facts.options):
             return {}
@@ -387,7 +429,14 @@ class StandardBuilder:
         attrs |= self._softcap
         past: list[ir.Value | None] = [grown.past for grown in self.attention.grown]
         past = past or [None, None]
-        inputs: list[ir.Value | None] = [query, key, value, *past, *self._lengths(query, key), *[None] * 5]
+        inputs: list[ir.Value | None] = [
+            query,
+            key,
+            value,
+            *past,
+            *self._lengths(query, key),
+            *[None] * 5,
+        ]
         inputs[BIAS_PLACES[GROUP_QUERY]] = self._added(query, key)
         if (sink := self.inputs.get("sink")) is not None:
             inputs[SINK_PLACE] = self.emitter.builder.cast(sink, self.match.dtype)
@@ -407,7 +456,8 @@ class StandardBuilder:
         return heads, kv_heads
 
     def _lengths(self, query: ir.Value, key: ir.Value) -> list[ir.Value]:
-        """seqlens_k, the index of the last key of each batch entry, and total_sequence_length, the number of keys."""
+        """seqlens_k, the index of the last key of each batch entry, and total_sequence_length, the
+        number of keys."""
         builder = self.emitter.builder
         keys, batch = builder.dimension(key, 1), builder.dimension(query, 0)
         keys = self._with_past(keys)
@@ -421,13 +471,15 @@ class StandardBuilder:
             keys = builder.add(builder.dimension(grown.past, 2), keys)
         return keys
 
-    # -- masks ------------------------------------------------------------------------------------------
+    # -- masks
+    # ------------------------------------------------------------------------------------------
 
     @property
     def _fill(self) -> float:
-        """What is added to the score of an excluded key. Where a row without a key gives a mean it is a number in which
-        scores are lost. Biases are proven to be lost in it, too: in the lowest number by the mask's plan, and so in
-        this one, or for Attention in a larger one (mask.py)."""
+        """What is added to the score of an excluded key. Where a row without a key gives a mean it
+        is a number in which scores are lost. Biases are proven to be lost in it, too: in the lowest
+        number by the mask's plan, and so in this one, or for Attention in a larger one
+        (mask.py)."""
         if self.match.mask.empty_rows != "mean":
             return -math.inf
         if self.inputs.get("real_shift") is None or self.attention.operator == ATTENTION:
@@ -435,11 +487,14 @@ class StandardBuilder:
         return LOW
 
     def _added(self, query: ir.Value, key: ir.Value) -> ir.Value | None:
-        """The mask and the bias in one tensor that is added to the scores; None where there are neither."""
+        """The mask and the bias in one tensor that is added to the scores; None where there are
+        neither."""
         builder, dtype = self.emitter.builder, self.match.dtype
         mask, bias = self.inputs.get("atten_mask"), self.inputs.get("real_shift")
         if mask is not None:
-            fill, none = (builder.constant(np.array(x, dtype.numpy()), "number") for x in (self._fill, 0.0))
+            fill, none = (
+                builder.constant(np.array(x, dtype.numpy()), "number") for x in (self._fill, 0.0)
+            )
             kept = none if bias is None else builder.cast(bias, dtype)
             bias = builder.where(mask, fill, kept)
         if bias is None:
@@ -447,7 +502,8 @@ class StandardBuilder:
         return self._whole(builder.cast(bias, dtype), query, key)
 
     def _whole(self, mask: ir.Value, query: ir.Value, key: ir.Value) -> ir.Value:
-        """A mask, expanded to all rows and keys, and to all batch entries and heads where the runtime needs that."""
+        """A mask, expanded to all rows and keys, and to all batch entries and heads where the
+        runtime needs that."""
         builder, space, roles = self.emitter.builder, self.match.space, self.match.roles
         shape = builder.info.sizes(mask)
         groups = [roles.q_seq, roles.kv_seq]
@@ -470,9 +526,14 @@ class StandardBuilder:
         mask = certain(self.inputs["atten_mask"])
         kept = builder.cast(builder.not_(mask), INT32)
         flat = builder.squeeze(kept, (1, 2))
-        if list(builder.info.sizes(flat)) == [self.match.space.size(axes) for axes in (roles.batch, roles.kv_seq)]:
+        if list(builder.info.sizes(flat)) == [
+            self.match.space.size(axes) for axes in (roles.batch, roles.kv_seq)
+        ]:
             return flat
-        whole = [builder.dimension(query, 0), builder.dimension(key, self.plan.key_layout.index("S"))]
+        whole = [
+            builder.dimension(query, 0),
+            builder.dimension(key, self.plan.key_layout.index("S")),
+        ]
         return builder.expand(flat, builder.concat(whole, 0))
 
 

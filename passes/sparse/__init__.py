@@ -1,4 +1,5 @@
-"""Attention to keys that are selected for each row: it becomes SparseFlashAttention with the list of these keys.
+"""Attention to keys that are selected for each row: it becomes SparseFlashAttention with the list
+of these keys.
 
 A mask selects the keys (`fuse_masked_selection`), or a gather does (`fuse_gathered_keys`).
 """

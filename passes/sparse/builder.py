@@ -1,4 +1,5 @@
-"""Builds a SparseFlashAttention: its operands in BSND, its node, and its result, which replaces the attention's."""
+"""Builds a SparseFlashAttention: its operands in BSND, its node, and its result, which replaces the
+attention's."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ from fa_compiler.passes.emit.build import Builder, LayoutEmitter
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.factors import multiplied, scaled
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.rewrite.layout_plan import OutputCandidate, best_destination, cheapest_source
+from fa_compiler.passes.rewrite.layout_plan import (
+    OutputCandidate,
+    best_destination,
+    cheapest_source,
+)
 from fa_compiler.passes.rewrite.mask_builder import MaskBuilder
 from fa_compiler.passes.rewrite.rewriter import Companion, Fused, Rewriter
 from fa_compiler.passes.sparse.emit import EmptyRowPolicy, attention
@@ -31,7 +36,8 @@ def is_plain(match: AttentionMatch) -> bool:
 
 
 def what_is_beyond(match: AttentionMatch) -> str | None:
-    """What the attention uses that the sparse operator does not have; None where there is no such thing."""
+    """What the attention uses that the sparse operator does not have; None where there is no such
+    thing."""
     mask = match.mask
     return first_reason(
         {
@@ -53,27 +59,39 @@ class SparseCompanion(Companion, Protocol):
     every_row: bool
     """Must every row be proven to have a key?"""
 
-    def move_after_scatter(self, match: AttentionMatch, read: Sequence[GatheredOperand], space: AxisSpace) -> bool:
-        """Is this the attention over the tensors that keys and values were gathered from, as `read` says?
+    def move_after_scatter(
+        self, match: AttentionMatch, read: Sequence[GatheredOperand], space: AxisSpace
+    ) -> bool:
+        """Is this the attention over the tensors that keys and values were gathered from, as `read`
+        says?
 
-        In the match, key and value are the gathered tensors. Axes may be split, in a branch of the match's space.
+        In the match, key and value are the gathered tensors. Axes may be split, in a branch of the
+        match's space.
         """
 
     def check_rows(self, match: AttentionMatch, full: bool) -> bool:
-        """Can the operator give what rows without a key or a defined softmax give? `full`: every row has a key."""
+        """Can the operator give what rows without a key or a defined softmax give? `full`: every
+        row has a key."""
 
     def build(
-        self, node: ir.Node, inputs: dict[str, ir.Value], sparse: SparseFlashBuilder, selection: Selection | None
+        self,
+        node: ir.Node,
+        inputs: dict[str, ir.Value],
+        sparse: SparseFlashBuilder,
+        selection: Selection | None,
     ) -> Callable[[], None] | None:
         """Add the companion's nodes and return a function that puts their results in place.
 
-        `selection` is that in the mask, or None where keys are gathered. Returns None where the target forbids the
-        companion. Raises Decline.
+        `selection` is that in the mask, or None where keys are gathered. Returns None where the
+        target forbids the companion. Raises Decline.
         """
 
 
-def taken(match: AttentionMatch, companion: SparseCompanion, in_every_row: Callable[[], bool]) -> AttentionMatch | None:
-    """The match as the companion takes it; None where the companion cannot express what rows without a key give.
+def taken(
+    match: AttentionMatch, companion: SparseCompanion, in_every_row: Callable[[], bool]
+) -> AttentionMatch | None:
+    """The match as the companion takes it; None where the companion cannot express what rows
+    without a key give.
 
     Where every row is proven to have a key, the match need not say what other rows give.
     """
@@ -94,7 +112,8 @@ def key_views(match: AttentionMatch) -> tuple[View, ...]:
 class SparseFlashBuilder:
     """One SparseFlashAttention that is being built. The match has the roles of the operator.
 
-    `sources` are key, value and, if there is an added product, its key, each with all keys on the axes `tokens`.
+    `sources` are key, value and, if there is an added product, its key, each with all keys on the
+    axes `tokens`.
     """
 
     match: AttentionMatch
@@ -112,9 +131,15 @@ class SparseFlashBuilder:
         others: tuple[View, ...] = (),
     ) -> SparseFlashBuilder:
         """A builder that takes its sizes at run time from its operands and the `others`."""
-        size_sources = [stop for view in (*match.views, *sources, *others) for stop in view.equivalent_values]
+        size_sources = [
+            stop for view in (*match.views, *sources, *others) for stop in view.equivalent_values
+        ]
         return SparseFlashBuilder(
-            match, sources, tokens, rewriter, LayoutEmitter(rewriter.builder, match.space, size_sources)
+            match,
+            sources,
+            tokens,
+            rewriter,
+            LayoutEmitter(rewriter.builder, match.space, size_sources),
         )
 
     @property
@@ -133,12 +158,15 @@ class SparseFlashBuilder:
             "value": self._of_tokens(1, roles.value_head_dim),
         }
         if rope is not None:
-            inputs["query_rope"] = scaled(self._of_rows(rope.query, rope.head_dim), rope.ratio, self.builder)
+            inputs["query_rope"] = scaled(
+                self._of_rows(rope.query, rope.head_dim), rope.ratio, self.builder
+            )
             inputs["key_rope"] = self._of_tokens(2, rope.head_dim)
         return inputs
 
     def arranged(self, view: View, dims: Arrangement, dtype: ir.DataType | None = None) -> ir.Value:
-        """The viewed value, arranged as `dims` and of type `dtype`, if one is given. Raises Decline."""
+        """The viewed value, arranged as `dims` and of type `dtype`, if one is given. Raises
+        Decline."""
         source = cheapest_source(view, dims, self.emitter.space, self.builder.info)
         if source is None:
             raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged for the operator")
@@ -148,7 +176,8 @@ class SparseFlashBuilder:
         return self.emitter.apply(value, source.dims, source.plan)
 
     def mask(self, match: AttentionMatch) -> ir.Value | None:
-        """The atten_mask of a match, true where a key or slot is excluded; its dimensions may be 1. Raises Decline."""
+        """The atten_mask of a match, true where a key or slot is excluded; its dimensions may be 1.
+        Raises Decline."""
         return MaskBuilder(match, self.builder, self.emitter, Options(), []).atten_mask()
 
     @building()
@@ -161,11 +190,13 @@ class SparseFlashBuilder:
         block: int = 1,
         beside: tuple[SparseCompanion, Selection | None] | None = None,
     ) -> Fused | None:
-        """Build the node, and the companion if there is one, and replace the attention's results by theirs.
+        """Build the node, and the companion if there is one, and replace the attention's results by
+        theirs.
 
-        `mask_label` is the report's word for what excludes keys, `mode` the sparse_mode, `block` the sparse_block_size,
-        and `beside` the companion with the selection in the mask. Returns None where the target forbids the node, or
-        where a batch or row might be broadcast in some run. Raises Decline before any use of a value is changed.
+        `mask_label` is the report's word for what excludes keys, `mode` the sparse_mode, `block`
+        the sparse_block_size, and `beside` the companion with the selection in the mask. Returns
+        None where the target forbids the node, or where a batch or row might be broadcast in some
+        run. Raises Decline before any use of a value is changed.
         """
         match, roles, space = self.match, self.match.roles, self.match.space
         output = (roles.batch, roles.q_seq, roles.heads, roles.value_head_dim)
@@ -174,7 +205,14 @@ class SparseFlashBuilder:
             return None
         rows = EmptyRowPolicy(match.mask.empty_rows, match.mask.nan_rows == "zero")
         made = attention(
-            inputs, match.scale, mode, rows, self.builder, self.rewriter.options, block, beside is not None
+            inputs,
+            match.scale,
+            mode,
+            rows,
+            self.builder,
+            self.rewriter.options,
+            block,
+            beside is not None,
         )
         if made is None:
             return None
@@ -194,10 +232,13 @@ class SparseFlashBuilder:
         self.rewriter.trace(match)
         heads, kv_heads = (space.size(axes).const or 1 for axes in (roles.heads, roles.kv_heads))
         scores = space.size(roles.q_seq).const or 0, space.size(roles.kv_seq).const or 0
-        return Fused(node, "BSND", (heads, kv_heads), scores, match.mask, match.mask.assumed, (), mask_label)
+        return Fused(
+            node, "BSND", (heads, kv_heads), scores, match.mask, match.mask.assumed, (), mask_label
+        )
 
     def _may_broadcast(self, inputs: dict[str, ir.Value]) -> bool:
-        """May the inputs have several batch sizes, or the query and the lists several numbers of rows, in some run?"""
+        """May the inputs have several batch sizes, or the query and the lists several numbers of
+        rows, in some run?"""
         shapes = {name: self.builder.info.sizes(value) for name, value in inputs.items()}
         batches = {shape[:1] for shape in shapes.values()}
         of_rows = {shape[1] for name in ("query", "sparse_indices") if (shape := shapes[name])}
@@ -209,4 +250,6 @@ class SparseFlashBuilder:
 
     def _of_tokens(self, place: int, depth: Axes) -> ir.Value:
         roles = self.match.roles
-        return self.arranged(self.sources[place], (roles.batch, self.tokens, roles.kv_heads, depth), self.match.dtype)
+        return self.arranged(
+            self.sources[place], (roles.batch, self.tokens, roles.kv_heads, depth), self.match.dtype
+        )

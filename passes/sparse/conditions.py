@@ -8,22 +8,24 @@ excluded(X, w), the conditions that together exclude where X as a truth value is
     1   Not(X), w                   excluded(X, not w)
     2   Or(X, Y), True              excluded(X, True) and excluded(Y, True)
         And(X, Y), False            excluded(X, False) and excluded(Y, False)
-    3   Where(C, n, Y), w           excluded(C, True) and excluded(Y, w), where the number n is itself excluded
+    3   Where(C, n, Y), w           excluded(C, True) and excluded(Y, w), where the number n is
+                                    itself excluded
         Where(C, Y, n), w           excluded(C, False) and excluded(Y, w), likewise
-    4   Add(X, Y), True             excluded(X, True) and excluded(Y, True), where both are proven to hold no positive
-                                    number (nor NaN): such a sum is 0 only where both are
-    5   any other arithmetic or comparison of tensors of few known numbers, such as X * low, 1 - X or X < 0.5: what its
-        truth table says (truth_table.py)
+    4   Add(X, Y), True             excluded(X, True) and excluded(Y, True), where both are proven
+                                    to hold no positive number (nor NaN): such a sum is 0 only where
+                                    both are
+    5   any other arithmetic or comparison of tensors of few known numbers, such as X * low, 1 - X
+        or X < 0.5: what its truth table says (truth_table.py)
     6   Cast from or to bool, Identity, Expand
                                     excluded(X, w)
-    7   a Gather, or what only regroups dimensions, that adds or drops the axis of the heads, whose size is 1
-                                    excluded(X, w)
+    7   a Gather, or what only regroups dimensions, that adds or drops the axis of the heads, whose
+                                    size is 1 excluded(X, w)
     8   numbers that are all admitted
                                     no condition
     9   anything else               a condition of its own
 
-The cases 2 to 5 combine elements at one place, and 6 repeats them, so the operands may have dimensions of 1, or fewer
-dimensions: each is aligned at its end with the mask.
+The cases 2 to 5 combine elements at one place, and 6 repeats them, so the operands may have
+dimensions of 1, or fewer dimensions: each is aligned at its end with the mask.
 """
 
 from __future__ import annotations
@@ -35,7 +37,15 @@ from typing import TypeGuard
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import inputs_of, int_attr, is_op, number_of, operand_at, producer, sole
+from fa_compiler.passes.ir.nodes import (
+    inputs_of,
+    int_attr,
+    is_op,
+    number_of,
+    operand_at,
+    producer,
+    sole,
+)
 from fa_compiler.passes.ops.context import Shape, axis_in
 from fa_compiler.passes.ops.movers import RESHAPES
 from fa_compiler.passes.sparse.truth_table import united
@@ -47,8 +57,8 @@ MAX_PARTS = 64
 
 @dataclass(frozen=True)
 class Condition:
-    """Keys are excluded where `value` as a truth value equals `when`. Its dimensions are the last ones of
-    [B,1,S1,S2] if `heads`, else of [B,S1,S2]."""
+    """Keys are excluded where `value` as a truth value equals `when`. Its dimensions are the last
+    ones of [B,1,S1,S2] if `heads`, else of [B,S1,S2]."""
 
     value: ir.Value
     when: bool
@@ -126,7 +136,8 @@ class ConditionReader:
         return numbers is not None and all(number <= 0 for number in numbers)
 
     def _of_where(self, whole: Condition, operands: Sequence[ir.Value]) -> list[Condition] | None:
-        """The conditions of a Where one of whose branches is excluded everywhere; None where none is."""
+        """The conditions of a Where one of whose branches is excluded everywhere; None where none
+        is."""
         condition, chosen, other = operands
         for branch, rest, side in ((chosen, other, True), (other, chosen, False)):
             if self.truth(branch) is whole.when:
@@ -134,8 +145,9 @@ class ConditionReader:
         return None
 
     def _moved(self, whole: Condition) -> Condition | None:
-        """The same condition of the input of an operator that adds or drops the axis of the heads; None for other
-        nodes. All elements stay in order, so that only this axis, and first axes of size 1, can differ."""
+        """The same condition of the input of an operator that adds or drops the axis of the heads;
+        None for other nodes. All elements stay in order, so that only this axis, and first axes of
+        size 1, can differ."""
         node, info = producer(whole.value), self.facts.info
         source = operand_at(node, 0)
         own, inner = info.shape(whole.value), info.shape(source)
@@ -149,8 +161,8 @@ class ConditionReader:
 
 
 def _keeps_order(node: ir.Node | None, shape: Shape) -> bool:
-    """Does an operator only regroup the dimensions of its input, of this shape? A Gather does where it reads the one
-    place of an axis."""
+    """Does an operator only regroup the dimensions of its input, of this shape? A Gather does where
+    it reads the one place of an axis."""
     if is_op(node, "Gather"):
         axis = axis_in(int_attr(node, "axis", 0), len(shape))
         return axis is not None and shape[axis].const == 1
@@ -158,7 +170,8 @@ def _keeps_order(node: ir.Node | None, shape: Shape) -> bool:
 
 
 def _without_heads(shape: Shape, heads: bool) -> Shape | None:
-    """The dimensions without that of the heads, and without first ones of size 1; None with several heads."""
+    """The dimensions without that of the heads, and without first ones of size 1; None with several
+    heads."""
     if heads and len(shape) >= 3:
         if shape[-3].const != 1:
             return None
@@ -167,5 +180,6 @@ def _without_heads(shape: Shape, heads: bool) -> Shape | None:
 
 
 def conditions(mask: ir.Value, when: bool, facts: Facts) -> list[Condition]:
-    """The conditions that together exclude where a mask of [B,S1,S2], or its last dimensions, is `when`."""
+    """The conditions that together exclude where a mask of [B,S1,S2], or its last dimensions, is
+    `when`."""
     return list(ConditionReader(facts).conditions(Condition(mask, when, heads=False)))

@@ -80,8 +80,9 @@ def _sizes(
 ) -> list[Dim] | None:
     """The sizes of the output `name`; None where they are not known.
 
-    A gradient has the sizes of its input, and the loss is one number. Other outputs begin with the batch and the rows
-    of the query; statistics have the key heads between these two. Further sizes are constants.
+    A gradient has the sizes of its input, and the loss is one number. Other outputs begin with the
+    batch and the rows of the query; statistics have the key heads between these two. Further sizes
+    are constants.
     """
     if (own := inputs.get(name.removeprefix("d_"))) is not None and name.startswith("d_"):
         return list(builder.info.sizes(own)) or None
@@ -91,7 +92,9 @@ def _sizes(
     if shape is None or query is None:
         return None
     rows = 2 if name in STATISTICS else 1
-    known: dict[int, Dim] = {place: Dim(size) for place, size in enumerate(shape) if isinstance(size, int)}
+    known: dict[int, Dim] = {
+        place: Dim(size) for place, size in enumerate(shape) if isinstance(size, int)
+    }
     known |= {0: query[0], rows: query[1]}
     places = range(len(shape))
     if not known.keys() >= set(places):
@@ -101,7 +104,8 @@ def _sizes(
 
 @dataclass(frozen=True)
 class EmptyRowPolicy:
-    """What rows without a key give (`empty`, as cpu_empty_rows), and whether rows with an undefined softmax give 0."""
+    """What rows without a key give (`empty`, as cpu_empty_rows), and whether rows with an undefined
+    softmax give 0."""
 
     empty: str
     nan_is_zero: bool
@@ -119,9 +123,10 @@ def attention(
 ) -> tuple[ir.Node, ir.Value] | None:
     """A SparseFlashAttention in BSND and its result; None where the target forbids it.
 
-    With `statistics` it also computes softmax_max and softmax_sum, for a gradient. On Ascend a row without a key gives
-    0, and the statistics cannot be computed in a graph. softmax_sum is NaN in rows where a score is NaN or +inf, or
-    where all scores are -inf: these are the rows for which a guard against NaN probabilities gives 0.
+    With `statistics` it also computes softmax_max and softmax_sum, for a gradient. On Ascend a row
+    without a key gives 0, and the statistics cannot be computed in a graph. softmax_sum is NaN in
+    rows where a score is NaN or +inf, or where all scores are -inf: these are the rows for which a
+    guard against NaN probabilities gives 0.
     """
     attrs: dict[str, int | float | str] = {
         "scale_value": float(np.float32(scale)),

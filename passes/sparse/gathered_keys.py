@@ -1,23 +1,26 @@
-"""Attention to gathered keys: it becomes SparseFlashAttention on the tensors they are gathered from, with the list.
+"""Attention to gathered keys: it becomes SparseFlashAttention on the tensors they are gathered
+from, with the list.
 
     key, value = (source.gather(1, top[..., None].expand(-1, -1, D)) for source in (keys, values))
     out = softmax(query @ key.mT * scale + slot_mask) @ value
 
 A slot is one position of the list.
 
-    accepted    an attention whose keys and values are gathered (gathers.py) by one list [.., K] from the same number of
-                tokens; boolean masks of the slots that are the same for all heads; factors on query and result; scores
-                that are the sum of two products, if the keys of both are gathered by the list
-    emitted     SparseFlashAttention in BSND. A masked slot gets an index beyond all tokens. Of two products the second
-                becomes query_rope and key_rope. The gradient, if there is one, is emitted with it
-                (backward/sparse_gradient.py).
-                With `--assume close-ranks` a LightningIndexer makes the list, where the mask of the slots excludes the
-                same keys as the mask under which they are ranked (slots.py, index_scores.py)
-    left        (the attention is then fused on the gathered keys)
-                a bias on the slots, a sink, dropout, masked slots with a score of their own; a mask whose empty rows
-                give the mean of the gathered values, which the operator cannot give: `--assume no-empty-rows`; a list
-                that may have more entries than there are tokens, some of which the operator would leave out; what the
-                target forbids
+    accepted    an attention whose keys and values are gathered (gathers.py) by one list [.., K]
+                from the same number of tokens; boolean masks of the slots that are the same for all
+                heads; factors on query and result; scores that are the sum of two products, if the
+                keys of both are gathered by the list
+    emitted     SparseFlashAttention in BSND. A masked slot gets an index beyond all tokens. Of two
+                products the second becomes query_rope and key_rope. The gradient, if there is one,
+                is emitted with it (backward/sparse_gradient.py).
+                With `--assume close-ranks` a LightningIndexer makes the list, where the mask of the
+                slots excludes the same keys as the mask under which they are ranked (slots.py,
+                index_scores.py)
+    left        (the attention is then fused on the gathered keys) a bias on the slots, a sink,
+                dropout, masked slots with a score of their own; a mask whose empty rows give the
+                mean of the gathered values, which the operator cannot give:
+                `--assume no-empty-rows`; a list that may have more entries than there are tokens,
+                some of which the operator would leave out; what the target forbids
 
 The role of an axis of the query follows from whether the source and the list have it:
 
@@ -27,9 +30,10 @@ The role of an axis of the query follows from whether the source and the list ha
     no      yes     a row
     no      no      one of the query heads that share a key head
 
-Sound because the operator itself gathers and multiplies, slot by slot. An entry that is listed twice counts twice in
-both. A negative entry counts from the end in ONNX, but ends the list in the operator. So negative entries are made
-positive, unless the list comes from a TopK, which gives none.
+Sound because the operator itself gathers and multiplies, slot by slot. An entry that is listed
+twice counts twice in both. A negative entry counts from the end in ONNX, but ends the list in the
+operator. So negative entries are made positive, unless the list comes from a TopK, which gives
+none.
 """
 
 from __future__ import annotations
@@ -51,7 +55,13 @@ from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import Roles
 from fa_compiler.passes.rewrite.layout_plan import OutputCandidate, output_candidates
 from fa_compiler.passes.rewrite.rewriter import Rewriter
-from fa_compiler.passes.sparse.builder import SparseCompanion, SparseFlashBuilder, is_plain, key_views, taken
+from fa_compiler.passes.sparse.builder import (
+    SparseCompanion,
+    SparseFlashBuilder,
+    is_plain,
+    key_views,
+    taken,
+)
 from fa_compiler.passes.sparse.emit import Sizes
 from fa_compiler.passes.sparse.gathers import GatheredOperand, gathered
 from fa_compiler.passes.sparse.key_mask import KeyMask
@@ -69,8 +79,8 @@ EMPTY_ROWS = ("", "zero", "nan")
 class GatheredMatch:
     """A match with the roles of the sparse operator, whose columns are the slots.
 
-    `read` says how key, value and, if there is an added product, its key are gathered. `tokens` are the axes of the
-    tokens they are gathered from.
+    `read` says how key, value and, if there is an added product, its key are gathered. `tokens` are
+    the axes of the tokens they are gathered from.
     """
 
     match: AttentionMatch
@@ -99,7 +109,9 @@ class GatheredMatch:
 
     def within(self, space: AxisSpace) -> GatheredMatch:
         """The same in a branch of its space, where axes may have been split further."""
-        return GatheredMatch(self.match.within(space), space.settle(self.read), space.resolve(self.tokens))
+        return GatheredMatch(
+            self.match.within(space), space.settle(self.read), space.resolve(self.tokens)
+        )
 
     @property
     def lists(self) -> Arrangement:
@@ -112,12 +124,16 @@ class GatheredMatch:
 
 
 def fuse_gathered_keys(
-    match: AttentionMatch, rewriter: Rewriter, missed: list[Missed], companion: SparseCompanion | None = None
+    match: AttentionMatch,
+    rewriter: Rewriter,
+    missed: list[Missed],
+    companion: SparseCompanion | None = None,
 ) -> Selected | None:
-    """Replace an attention to gathered keys by a SparseFlashAttention, together with its companion if there is one.
+    """Replace an attention to gathered keys by a SparseFlashAttention, together with its companion
+    if there is one.
 
-    Returns None where the attention is not accepted (see above); nothing is replaced then. What the user could vouch
-    for is added to `missed`, unless there is a companion, which does that itself.
+    Returns None where the attention is not accepted (see above); nothing is replaced then. What the
+    user could vouch for is added to `missed`, unless there is a companion, which does that itself.
     """
     if not is_plain(match):
         return None
@@ -126,7 +142,10 @@ def fuse_gathered_keys(
 
 
 def _fused(
-    match: AttentionMatch, rewriter: Rewriter, missed: list[Missed], companion: SparseCompanion | None
+    match: AttentionMatch,
+    rewriter: Rewriter,
+    missed: list[Missed],
+    companion: SparseCompanion | None,
 ) -> Selected | None:
     match, candidates = output_candidates(match, rewriter.facts)
     listed = _gathered_match(match, rewriter)
@@ -141,8 +160,8 @@ def _fused(
 
 
 def _gathered_match(match: AttentionMatch, rewriter: Rewriter) -> GatheredMatch | None:
-    """The attention with the list and the sources of its keys; None where they are not gathered, or an axis of the
-    query has no role in the operator."""
+    """The attention with the list and the sources of its keys; None where they are not gathered, or
+    an axis of the query has no role in the operator."""
     space = match.space.branch()
     operands = _gathered_alike(match, Viewer(rewriter.facts, space), rewriter)
     if operands is None:
@@ -168,9 +187,11 @@ def _gathered_match(match: AttentionMatch, rewriter: Rewriter) -> GatheredMatch 
     return GatheredMatch(replace(match, roles=roles), operands, tokens)
 
 
-def _gathered_alike(match: AttentionMatch, viewer: Viewer, rewriter: Rewriter) -> tuple[GatheredOperand, ...] | None:
-    """How key, value and the key of an added product are gathered, by one list from the same number of tokens; None
-    where one of them is not."""
+def _gathered_alike(
+    match: AttentionMatch, viewer: Viewer, rewriter: Rewriter
+) -> tuple[GatheredOperand, ...] | None:
+    """How key, value and the key of an added product are gathered, by one list from the same number
+    of tokens; None where one of them is not."""
     space = viewer.space
     operands: list[GatheredOperand] = []
     for view in key_views(match):
@@ -199,7 +220,8 @@ def _without(axes: Axes, others: Axes) -> Axes:
 
 
 def _has_no_more_entries(key: GatheredOperand, columns: Axes, space: AxisSpace) -> bool:
-    """Is the list proven to have at most as many entries as there are tokens? A TopK lists no key twice."""
+    """Is the list proven to have at most as many entries as there are tokens? A TopK lists no key
+    twice."""
     if key.top is not None:
         return key.indices.base_dims[int_attr(key.top, "axis", -1)] == columns
     count, tokens = space.size(columns).const, space.size(key.tokens).const
@@ -209,7 +231,8 @@ def _has_no_more_entries(key: GatheredOperand, columns: Axes, space: AxisSpace) 
 def _roles(match: AttentionMatch, shared: Axes, listed: Axes) -> Roles | None:
     """The roles of the query's axes, by the table above; None where an axis has none.
 
-    `shared` are the axes of the sources without tokens and head size, `listed` those of the list without its slots.
+    `shared` are the axes of the sources without tokens and head size, `listed` those of the list
+    without its slots.
     """
     roles, space = match.roles, match.space
     outer = (*roles.batch, *roles.heads, *roles.q_seq)
@@ -220,15 +243,22 @@ def _roles(match: AttentionMatch, shared: Axes, listed: Axes) -> Roles | None:
     if space.size(heads).const is None:
         return None
     return replace(
-        roles, batch=_without(shared, kv_heads), heads=heads, kv_heads=kv_heads, q_seq=_without(listed, shared)
+        roles,
+        batch=_without(shared, kv_heads),
+        heads=heads,
+        kv_heads=kv_heads,
+        q_seq=_without(listed, shared),
     )
 
 
 def _emit(
-    listed: GatheredMatch, candidates: Sequence[OutputCandidate], rewriter: Rewriter, companion: SparseCompanion | None
+    listed: GatheredMatch,
+    candidates: Sequence[OutputCandidate],
+    rewriter: Rewriter,
+    companion: SparseCompanion | None,
 ) -> Selected | None:
-    """The SparseFlashAttention, with its companion and the LightningIndexer of its list if there are such; None where
-    one of them cannot be made. Raises Decline."""
+    """The SparseFlashAttention, with its companion and the LightningIndexer of its list if there
+    are such; None where one of them cannot be made. Raises Decline."""
     whole, close = None, CLOSE_RANKS in rewriter.options.assume
     if listed.top is not None and (companion is not None or close):
         space = listed.match.space.branch()
@@ -240,7 +270,9 @@ def _emit(
     if companion is not None:
         slots = listed
         match = taken(slots.match, companion, lambda: _in_every_row(slots, whole, rewriter.facts))
-        if match is None or not companion.move_after_scatter(match, slots.read, space := match.space.branch()):
+        if match is None or not companion.move_after_scatter(
+            match, slots.read, space := match.space.branch()
+        ):
             return None
         listed = replace(listed, match=match).within(space)
         others, beside = (*others, *companion.views), (companion, None)
@@ -264,8 +296,8 @@ def _emit(
 def _in_every_row(listed: GatheredMatch, whole: KeyMask | None, facts: Facts) -> bool:
     """Is every row proven to have a slot that nothing masks?
 
-    It is so without masks, and where they are the causal mask under which the keys are ranked (sparse_indices.py).
-    `whole` is what the masks leave visible of the keys.
+    It is so without masks, and where they are the causal mask under which the keys are ranked
+    (sparse_indices.py). `whole` is what the masks leave visible of the keys.
     """
     match, space = listed.match, listed.match.space
     if not space.size(match.roles.kv_seq).is_at_least(1):
@@ -283,7 +315,8 @@ def _in_every_row(listed: GatheredMatch, whole: KeyMask | None, facts: Facts) ->
 def _ranked(
     listed: GatheredMatch, whole: KeyMask, sparse: SparseFlashBuilder, inputs: dict[str, ir.Value]
 ) -> SparseIndices | None:
-    """The list made by a LightningIndexer under the mask `whole`; None where it is not known to be the model's."""
+    """The list made by a LightningIndexer under the mask `whole`; None where it is not known to be
+    the model's."""
     builder, roles, facts = sparse.builder, listed.match.roles, sparse.rewriter.facts
     wanted = (roles.batch, roles.q_seq, roles.kv_seq)
     if listed.top is None or listed.indices.base_dims != wanted:
@@ -293,7 +326,9 @@ def _ranked(
         return None
     selection = Selection(listed.top, listed.indices.base, listed.indices.base, ())
     sizes = Sizes(query[0], query[1], key[1])
-    return SparseIndices.ranked((inputs["query"], inputs["key"]), selection, sizes, whole, builder, facts)
+    return SparseIndices.ranked(
+        (inputs["query"], inputs["key"]), selection, sizes, whole, builder, facts
+    )
 
 
 def _entries(listed: GatheredMatch, sparse: SparseFlashBuilder, key: ir.Value) -> ir.Value:
@@ -303,7 +338,9 @@ def _entries(listed: GatheredMatch, sparse: SparseFlashBuilder, key: ir.Value) -
     if listed.wraps:
         dtype = certain(builder.info.dtype(indices))
         tokens = certain(builder.info.sizes(key)[1].const)
-        zero, length = (builder.constant(np.array(number, dtype.numpy()), "number") for number in (0, tokens))
+        zero, length = (
+            builder.constant(np.array(number, dtype.numpy()), "number") for number in (0, tokens)
+        )
         negative = builder.less(indices, zero)
         indices = builder.where(negative, builder.add(indices, length), indices)
     indices = builder.cast(indices, INT32)

@@ -4,21 +4,26 @@
     key = source[torch.arange(B)[:, None, None], top]               # [B, S, K, D]: one list for each row
     key = source.flatten(0, 1)[top + torch.arange(B)[:, None, None] * T]
 
-    gathered := GatherElements(source, list) along the tokens      all other dimensions are walked together
+    gathered := GatherElements(source, list) along the tokens      all other dimensions are walked
+                                                                   together
               | Gather(source, list) along the tokens
               | GatherND(source, list [..., 1]), whose batch_dims are the dimensions in front of the tokens
               | GatherND(source, Concat(c, c, ...)), where one c is the list, and every other c is proven to be the
                 position along a dimension of the result with the size of the indexed one, such as the batch or a head
-              | Slice(gathered) | Split(gathered)                   a part of the head size; the source is cut likewise
-    source   := any value, seen through layout and repetition (views.py); one of its dimensions is the tokens
+              | Slice(gathered) | Split(gathered)                   a part of the head size; the
+                                                                    source is cut likewise
+    source   := any value, seen through layout and repetition (views.py); one of its dimensions is
+             the tokens
               | the same with batch and tokens in one dimension. The list is then the indices of a TopK plus
                 (index of the batch entry) * (tokens of a batch entry), so that no entry leaves its batch entry
-    list     := any value, seen through layout, repetition and casts between integers. Where it is the indices of a TopK
-                over as many keys as there are tokens, also through x mod tokens, Where(x < 0, x + tokens, x),
-                Max(x, 0) and Clip(x, 0): such an x is at least 0 and less than tokens, so these do not change it
+    list     := any value, seen through layout, repetition and casts between integers. Where it is
+                the indices of a TopK over as many keys as there are tokens, also through x mod
+                tokens, Where(x < 0, x + tokens, x), Max(x, 0) and Clip(x, 0): such an x is at least
+                0 and less than tokens, so these do not change it
 
-A dimension of the source or the list is walked together with one of the result only where both sizes are the same in
-every run. Of a longer dimension GatherElements reads only a part, which is not such a gather.
+A dimension of the source or the list is walked together with one of the result only where both
+sizes are the same in every run. Of a longer dimension GatherElements reads only a part, which is
+not such a gather.
 """
 
 from __future__ import annotations
@@ -56,8 +61,9 @@ INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
 class GatheredOperand:
     """`value[a, k] = source[a, indices[a, k]]`, with the axes of all three in one space.
 
-    `tokens` are the axes of the source that are indexed. `top` is the TopK that the indices come from, if it ranks as
-    many keys as there are tokens. `node` is the node that gathers, None where `value` is only a part of its result.
+    `tokens` are the axes of the source that are indexed. `top` is the TopK that the indices come
+    from, if it ranks as many keys as there are tokens. `node` is the node that gathers, None where
+    `value` is only a part of its result.
     """
 
     source: View
@@ -67,12 +73,18 @@ class GatheredOperand:
     node: ir.Node | None = None
 
 
-def gathered(value: ir.Value, dims: Arrangement, viewer: Viewer, builder: Builder) -> GatheredOperand | None:
+def gathered(
+    value: ir.Value, dims: Arrangement, viewer: Viewer, builder: Builder
+) -> GatheredOperand | None:
     """How a value arranged as `dims` was gathered; None where it was not, or not provably."""
     if (cut := cut_from(value, viewer.info)) is not None:
         return _cut_operand(*cut, dims, viewer, builder)
     node, reader = producer(value), _GatherReader(viewer, dims)
-    readers = {"GatherElements": reader.by_elements, "Gather": reader.by_slices, "GatherND": reader.by_places}
+    readers = {
+        "GatherElements": reader.by_elements,
+        "Gather": reader.by_slices,
+        "GatherND": reader.by_places,
+    }
     if not is_op(node, *readers) or None in node.inputs:
         return None
     operand = readers[node.op_type](node)
@@ -82,7 +94,8 @@ def gathered(value: ir.Value, dims: Arrangement, viewer: Viewer, builder: Builde
 def _cut_operand(
     whole: ir.Value, axis: int, start: int, dims: Arrangement, viewer: Viewer, builder: Builder
 ) -> GatheredOperand | None:
-    """A part of a gathered value, arranged as `dims`, read as gathered from the same part of the source."""
+    """A part of a gathered value, arranged as `dims`, read as gathered from the same part of the
+    source."""
     space, shape = viewer.space, viewer.info.shape(whole)
     if shape is None:
         return None
@@ -97,12 +110,18 @@ def _cut_operand(
     base, own = operand.source.base, space.resolve_all(operand.source.base_dims)
     whole_axes = space.resolve(uncut)
     listed = space.resolve(chain(*operand.indices.base_dims))
-    if whole_axes not in own or not set(listed).isdisjoint(whole_axes) or whole_axes == space.resolve(operand.tokens):
+    if (
+        whole_axes not in own
+        or not set(listed).isdisjoint(whole_axes)
+        or whole_axes == space.resolve(operand.tokens)
+    ):
         return None
     place = own.index(whole_axes)
     part = builder.slice(base, [start], [start + size], [place])
     cut = (*own[:place], dims[axis], *own[place + 1 :])
-    return replace(operand, source=View(part, cut, cut, equivalent_values=((part, cut),)), node=None)
+    return replace(
+        operand, source=View(part, cut, cut, equivalent_values=((part, cut),)), node=None
+    )
 
 
 @dataclass(frozen=True)
@@ -134,7 +153,8 @@ class _GatherReader:
         return self._operand(whole, axis, indices, self.dims[axis:end])
 
     def by_places(self, node: ir.Node) -> GatheredOperand | None:
-        """GatherND: one coordinate is the list, and every other one is the position along a dimension of the result."""
+        """GatherND: one coordinate is the list, and every other one is the position along a
+        dimension of the result."""
         source, indices = operands(node)[:2]
         shape, listed = self._shape(source), self._shape(indices)
         batch = int_attr(node, "batch_dims", 0)
@@ -155,8 +175,8 @@ class _GatherReader:
         return self._operand(whole, axis, coordinates[axis - batch], (*self.dims[:front], ()))
 
     def _coordinates(self, indices: ir.Value) -> list[ir.Value]:
-        """The coordinates of a list of places: the list itself where it has one, or the operands of a Concat along the
-        last axis; none where these are not single coordinates."""
+        """The coordinates of a list of places: the list itself where it has one, or the operands of
+        a Concat along the last axis; none where these are not single coordinates."""
         joined = concat_of(producer(indices), self.viewer.info)
         if (self._shape(indices) or ())[-1:] == (Dim(1),):
             return [indices]
@@ -166,14 +186,16 @@ class _GatherReader:
         return list(joined.parts) if is_single else []
 
     def _along(self, coordinate: ir.Value, size: Dim) -> int | None:
-        """The dimension of the result along which a coordinate is the position, if it has this size."""
+        """The dimension of the result along which a coordinate is the position, if it has this
+        size."""
         shape, axis = self._shape(coordinate), self._position(coordinate, 1)
         if shape is None or axis is None or shape[axis] != size:
             return None
         return axis
 
     def _position(self, value: ir.Value, step: int) -> int | None:
-        """The dimension along which a value is the position times `step`; None where there is none."""
+        """The dimension along which a value is the position times `step`; None where there is
+        none."""
         shape = self._shape(value)
         if shape is None:
             return None
@@ -184,15 +206,21 @@ class _GatherReader:
                 return axis
         return None
 
-    def _operand(self, source: View | None, axis: int, indices: ir.Value, dims: Arrangement) -> GatheredOperand | None:
-        """What a list arranged as `dims` gathers from a source along the dimension `axis`; None where the source has no
-        view, and where the tokens are no axes of its base."""
+    def _operand(
+        self, source: View | None, axis: int, indices: ir.Value, dims: Arrangement
+    ) -> GatheredOperand | None:
+        """What a list arranged as `dims` gathers from a source along the dimension `axis`; None
+        where the source has no view, and where the tokens are no axes of its base."""
         if source is None:
             return None
         space = self.viewer.space
         tokens = space.resolve(source.dims[axis])
         view = self._index_view(indices, dims)
-        if view is None or not tokens or not set(space.resolve(chain(*source.base_dims))).issuperset(tokens):
+        if (
+            view is None
+            or not tokens
+            or not set(space.resolve(chain(*source.base_dims))).issuperset(tokens)
+        ):
             return None
         if (ranked := self._ranked(view, space.size(tokens))) is not None:
             return GatheredOperand(source, tokens, *ranked)
@@ -218,7 +246,8 @@ class _GatherReader:
         return self._ranked(of_entry, self.viewer.space.size(tokens[1:]))
 
     def _ranked(self, view: View, keys: Dim) -> tuple[View, ir.Node] | None:
-        """The list as the indices of a TopK over this many keys, and the TopK; None where it is something else."""
+        """The list as the indices of a TopK over this many keys, and the TopK; None where it is
+        something else."""
         node = producer(view.base)
         while node is not None and not is_op(node, "TopK"):
             inner = self._unchanged(node, keys)
@@ -235,7 +264,8 @@ class _GatherReader:
         return view, node
 
     def _unchanged(self, node: ir.Node, keys: Dim) -> ir.Value | None:
-        """The operand that a node does not change if it is at least 0 and less than `keys`; None for other nodes."""
+        """The operand that a node does not change if it is at least 0 and less than `keys`; None
+        for other nodes."""
         value, number, most = (operand_at(node, place) for place in range(3))
         if is_op(node, "Where"):
             test, kept = producer(value), most
@@ -245,22 +275,33 @@ class _GatherReader:
         unchanged = {
             "Mod": least == keys,
             "Max": least == Dim(0) and len(node.inputs) == 2,
-            "Clip": least == Dim(0) and not node.attributes and (most is ABSENT or self._number(most) == keys - 1),
+            "Clip": least == Dim(0)
+            and not node.attributes
+            and (most is ABSENT or self._number(most) == keys - 1),
         }
         if not is_op(node, *unchanged) or not unchanged[node.op_type]:
             return None
         return value if self._shape(value) == self._shape(node.outputs[0]) else None
 
     def _without_batch(self, view: View, tokens: Axes) -> View | None:
-        """The list of tokens within a batch entry that a list over the tokens of all batch entries is made from."""
+        """The list of tokens within a batch entry that a list over the tokens of all batch entries
+        is made from."""
         shape = self._shape(view.base)
         orders = operand_orders(producer(view.base), "Add")
-        like_list = [(indices, offset) for indices, offset in orders if shape and self._shape(indices) == shape]
-        return first(self._of_entry(indices, offset, view.base_dims, tokens) for indices, offset in like_list)
+        like_list = [
+            (indices, offset)
+            for indices, offset in orders
+            if shape and self._shape(indices) == shape
+        ]
+        return first(
+            self._of_entry(indices, offset, view.base_dims, tokens) for indices, offset in like_list
+        )
 
-    def _of_entry(self, indices: ir.Value, offset: ir.Value, dims: Arrangement, tokens: Axes) -> View | None:
-        """The view of indices, arranged as `dims`, where the offset that is added to them is the index of the batch
-        entry times its tokens; None for another offset."""
+    def _of_entry(
+        self, indices: ir.Value, offset: ir.Value, dims: Arrangement, tokens: Axes
+    ) -> View | None:
+        """The view of indices, arranged as `dims`, where the offset that is added to them is the
+        index of the batch entry times its tokens; None for another offset."""
         batch, length = tokens
         axis = self._steps(offset, length.size)
         if axis is None:
@@ -272,7 +313,8 @@ class _GatherReader:
         return inner if self.viewer.space.unify((batch,), dims[place]) else None
 
     def _steps(self, offset: ir.Value, length: Dim) -> int | None:
-        """The dimension along which an offset is the position times `length`; None where there is none."""
+        """The dimension along which an offset is the position times `length`; None where there is
+        none."""
         if length.const is not None and (axis := self._position(offset, length.const)) is not None:
             return axis
         products = operand_orders(producer(offset), "Mul")

@@ -3,19 +3,24 @@
     index_scores = (torch.relu(q_index @ k_index.mT) * weights[..., None]).sum(dim=1)           # over the heads
     top = (index_scores + mask).topk(K, dim=-1).indices
 
-    ranked   := I | Add(I, mask)            mask holds 0 and numbers that outweigh every score (at most -1e30, or -inf)
+    ranked   := I | Add(I, mask)            mask holds 0 and numbers that outweigh every score (at
+                                            most -1e30, or -inf)
               | Where(c, f, I) | Where(c, I, f)                 f such a number
-    I        := sum over the heads of w * R                     a product (MatMul, Einsum), or ReduceSum(Mul(R, w))
-    R        := Relu(P * c) * d             c, d constants, c positive: relu(c x) = c relu(x); both move to the weights
-    P        := q k^T over the head size                        a product of [B,S,H,D] and [B,T,D] in any layout
+    I        := sum over the heads of w * R                     a product (MatMul, Einsum), or
+                                                                ReduceSum(Mul(R, w))
+    R        := Relu(P * c) * d             c, d constants, c positive: relu(c x) = c relu(x); both
+                                            move to the weights
+    P        := q k^T over the head size                        a product of [B,S,H,D] and [B,T,D]
+                                                                in any layout
 
-All of it is in float32, with any layout operators between. w is one number for each batch entry, row and head.
-Refused: any other operator between these, and several key heads.
+All of it is in float32, with any layout operators between. w is one number for each batch entry,
+row and head. Refused: any other operator between these, and several key heads.
 
-In exact arithmetic the lists are the same. LightningIndexer ranks the same sums and breaks ties by position, as ONNX's
-TopK does. Keys that the mask excludes come last in both, and the attention's own mask drops them. With rounding, two
-keys whose scores are closer than their rounding errors may change places. Where that decides which of them is the last
-one listed, a row attends another key. So a LightningIndexer is emitted only where the user assumes "close-ranks".
+In exact arithmetic the lists are the same. LightningIndexer ranks the same sums and breaks ties by
+position, as ONNX's TopK does. Keys that the mask excludes come last in both, and the attention's
+own mask drops them. With rounding, two keys whose scores are closer than their rounding errors may
+change places. Where that decides which of them is the last one listed, a row attends another key.
+So a LightningIndexer is emitted only where the user assumes "close-ranks".
 """
 
 from __future__ import annotations
@@ -30,7 +35,16 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.answer.decline import if_possible
-from fa_compiler.passes.ir.nodes import int_attr, is_op, operand_at, operand_orders, operands, places_of, producer, sole
+from fa_compiler.passes.ir.nodes import (
+    int_attr,
+    is_op,
+    operand_at,
+    operand_orders,
+    operands,
+    places_of,
+    producer,
+    sole,
+)
 from fa_compiler.passes.layout.contraction import Contraction, contraction
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.magnitudes import DOMINATING
@@ -50,8 +64,9 @@ class Mask:
 class IndexScores:
     """Query, key and weights as views over the `axes` of batch, rows, heads, keys and head size.
 
-    The weights have to be multiplied by `factor`. `mask` is the mask of the scores, if there is one. `relu_output` is
-    the result of the Relu, arranged as `relu_dims`; it is `relu_scale` times relu(q k^T).
+    The weights have to be multiplied by `factor`. `mask` is the mask of the scores, if there is
+    one. `relu_output` is the result of the Relu, arranged as `relu_dims`; it is `relu_scale` times
+    relu(q k^T).
     """
 
     space: AxisSpace
@@ -65,13 +80,15 @@ class IndexScores:
 
     @property
     def wanted(self) -> tuple[Arrangement, Arrangement, Arrangement]:
-        """The arrangements that LightningIndexer takes: query [B,S,H,D], key [B,T,1,D], weights [B,S,H]."""
+        """The arrangements that LightningIndexer takes: query [B,S,H,D], key [B,T,1,D], weights
+        [B,S,H]."""
         batch, rows, heads, keys, depth = (self.space.resolve(axes) for axes in self.axes)
         return (batch, rows, heads, depth), (batch, keys, (), depth), (batch, rows, heads)
 
 
 def index_scores(ranked: ir.Value, whole: Shape, facts: Facts) -> IndexScores | None:
-    """The index scores that a TopK ranks, of the shape `whole`, [B,S1,S2]; None where it ranks something else."""
+    """The index scores that a TopK ranks, of the shape `whole`, [B,S1,S2]; None where it ranks
+    something else."""
     info = facts.info
     if info.dtype(ranked) != ir.DataType.FLOAT or info.shape(ranked) != whole:
         return None
@@ -85,7 +102,8 @@ def index_scores(ranked: ir.Value, whole: Shape, facts: Facts) -> IndexScores | 
 
 
 def plain_scores(scores: ir.Value, viewer: Viewer) -> IndexScores | None:
-    """Index scores [B,S1,S2] without a mask, over new axes of the viewer's space; None for any other value."""
+    """Index scores [B,S1,S2] without a mask, over new axes of the viewer's space; None for any
+    other value."""
     if viewer.info.dtype(scores) != ir.DataType.FLOAT or len(viewer.info.sizes(scores)) != 3:
         return None
     return _ScoreReader(viewer, None).read(scores)
@@ -116,8 +134,8 @@ def _outweighs(mask: ir.Value, facts: Facts) -> bool:
 class _Rectified:
     """A product, arranged as `dims`, and the Relu it goes through.
 
-    `relu`, arranged as `relu_dims`, is `relu_scale` times the rectified product of the operands' bases. `factor` is
-    `relu_scale` times the factors after the Relu.
+    `relu`, arranged as `relu_dims`, is `relu_scale` times the rectified product of the operands'
+    bases. `factor` is `relu_scale` times the factors after the Relu.
     """
 
     product: Contraction
@@ -134,7 +152,8 @@ class _ScoreReader:
     mask: Mask | None
 
     def read(self, scores: ir.Value) -> IndexScores | None:
-        """The index scores, read from the sum over the heads on; None where they are something else."""
+        """The index scores, read from the sum over the heads on; None where they are something
+        else."""
         batch, rows, keys = dims = self.viewer.base_dims(scores)
         view = self.viewer.view_along(scores, dims)
         if view is None or (node := producer(view.base)) is None:
@@ -152,7 +171,8 @@ class _ScoreReader:
     def _sums(
         self, node: ir.Node, dims: Arrangement
     ) -> Iterator[tuple[Axes, ir.Value, Arrangement, ir.Value, Arrangement]]:
-        """The ways to read a node as a sum over heads: the heads, and its two operands with their arrangements."""
+        """The ways to read a node as a sum over heads: the heads, and its two operands with their
+        arrangements."""
         product = contraction(node, self.viewer.info)
         if product is not None:
             heads, arranged = self._operands(product, dims)
@@ -181,7 +201,8 @@ class _ScoreReader:
     def _operands(
         self, product: Contraction, dims: Arrangement
     ) -> tuple[Axes, tuple[tuple[ir.Value, Arrangement], tuple[ir.Value, Arrangement]]]:
-        """The axes that a product sums over, and its operands with their arrangements; `dims` is that of its result."""
+        """The axes that a product sums over, and its operands with their arrangements; `dims` is
+        that of its result."""
         info = self.viewer.info
         sizes = {
             label: size
@@ -202,12 +223,16 @@ class _ScoreReader:
         return over, (arranged(0), arranged(1))
 
     def _rectified(self, value: ir.Value, dims: Arrangement) -> _Rectified | None:
-        """The product that goes through a Relu to a value, factors between included; None where there is none."""
+        """The product that goes through a Relu to a value, factors between included; None where
+        there is none."""
         outer = self.viewer.view_along(value, dims, factors=True)
         if outer is None or not is_op(relu := producer(outer.base), "Relu"):
             return None
         inner = self.viewer.view_along(operand_at(relu, 0), outer.base_dims, factors=True)
-        if inner is None or (product := contraction(producer(inner.base), self.viewer.info)) is None:
+        if (
+            inner is None
+            or (product := contraction(producer(inner.base), self.viewer.info)) is None
+        ):
             return None
         scale = inner.scale * product.factor
         factor = scale * outer.scale
@@ -218,13 +243,18 @@ class _ScoreReader:
     def _products(
         self, rectified: _Rectified, axes: tuple[Axes, Axes, Axes, Axes], weights: View
     ) -> IndexScores | None:
-        """The index scores whose query and key are the operands of a product, in either order; None where these have
-        other axes than LightningIndexer's."""
+        """The index scores whose query and key are the operands of a product, in either order; None
+        where these have other axes than LightningIndexer's."""
         space = self.viewer.space
         batch, rows, heads, keys = axes
         depth, arranged = self._operands(rectified.product, rectified.dims)
         views = [self.viewer.view_along(value, own) for value, own in arranged]
-        if None in views or not heads or not depth or None in (space.size(heads).const, space.size(depth).const):
+        if (
+            None in views
+            or not heads
+            or not depth
+            or None in (space.size(heads).const, space.size(depth).const)
+        ):
             return None
         for query, key in (views, views[::-1]):
             assert query is not None and key is not None
@@ -238,7 +268,10 @@ class _ScoreReader:
                 rectified.relu_dims,
                 rectified.relu_scale,
             )
-            if all(self._has_axes(view, wanted) for view, wanted in zip(scores.views, scores.wanted, strict=True)):
+            if all(
+                self._has_axes(view, wanted)
+                for view, wanted in zip(scores.views, scores.wanted, strict=True)
+            ):
                 return scores
         return None
 

@@ -18,7 +18,14 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.formula import TRUE, All, AtLeastZero, BooleanTensor, Formula, negation
+from fa_compiler.passes.algebra.formula import (
+    TRUE,
+    All,
+    AtLeastZero,
+    BooleanTensor,
+    Formula,
+    negation,
+)
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import without_none
@@ -31,7 +38,8 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 class PaddedKeys:
     """Keys are hidden where `value` as a truth value is `when`.
 
-    `units` are the dimensions of `value` that have size 1; the others are the keys, or batch and keys.
+    `units` are the dimensions of `value` that have size 1; the others are the keys, or batch and
+    keys.
     """
 
     value: ir.Value
@@ -51,11 +59,14 @@ class KeyMask:
         return KeyMask(self.causal or other.causal, self.hidden | other.hidden)
 
 
-def read_key_mask(value: ir.Value, when: bool, rows: Dim, keys: Dim, info: ShapeInfo) -> KeyMask | None:
-    """What is visible under a mask that excludes where `value` as a truth value is `when`; None where it is not read.
+def read_key_mask(
+    value: ir.Value, when: bool, rows: Dim, keys: Dim, info: ShapeInfo
+) -> KeyMask | None:
+    """What is visible under a mask that excludes where `value` as a truth value is `when`; None
+    where it is not read.
 
-    The last two dimensions of `value` are the rows (or 1) and the keys. In front of them may be the batch, or the batch
-    and a dimension of size 1.
+    The last two dimensions of `value` are the rows (or 1) and the keys. In front of them may be the
+    batch, or the batch and a dimension of size 1.
     """
     shape = info.sizes(value)
     if not 2 <= len(shape) <= 4 or shape[-2] not in (rows, Dim(1)) or shape[-1] != keys:
@@ -78,7 +89,8 @@ def read_key_mask(value: ir.Value, when: bool, rows: Dim, keys: Dim, info: Shape
 
 
 def _visible(part: Formula, shape: Shape, rows: Dim, keys: Dim) -> KeyMask | None:
-    """What a part of a formula leaves visible; None where it is neither the causal mask nor one of keys."""
+    """What a part of a formula leaves visible; None where it is neither the causal mask nor one of
+    keys."""
     rank = len(shape)
     if part == TRUE:
         return KeyMask()
@@ -94,7 +106,8 @@ def _visible(part: Formula, shape: Shape, rows: Dim, keys: Dim) -> KeyMask | Non
 
 
 def _compared(part: AtLeastZero, shape: Shape, rows: Dim, keys: Dim) -> KeyMask | None:
-    """What a comparison of positions leaves visible; None where it is neither the causal mask nor true everywhere."""
+    """What a comparison of positions leaves visible; None where it is neither the causal mask nor
+    true everywhere."""
     if part.affine.least(shape).is_at_least(0):
         return KeyMask()
     rank = len(shape)

@@ -1,21 +1,23 @@
-"""Attention under a mask that admits selected keys: it becomes SparseFlashAttention with the list of these keys.
+"""Attention under a mask that admits selected keys: it becomes SparseFlashAttention with the list
+of these keys.
 
     mask = torch.full(shape, -inf).scatter(-1, scores.topk(K).indices, 0.0)
     out = softmax(query @ key.mT * scale + mask) @ value
 
-    accepted    an attention with a boolean mask in which selection.py finds a list of keys (or of blocks of keys) for
-                each row, the same for all heads; scores that may be the sum of two products; nothing that
-                SparseFlashAttention does not have (`what_is_beyond`)
-    emitted     SparseFlashAttention in BSND with these lists as sparse_indices, without the entries that the rest of
-                the mask excludes (sparse_indices.py)
-    left        (the attention becomes a FlashAttentionScore, and the report says why: unread_list.py)
-                a mask for each head; lists of another batch or length than query and key; lists of more than half of
-                the keys, which take longer than the mask; what the target forbids: the products take only a few sizes
-                in 16 bits, and give 0 for a row without a key
+    accepted    an attention with a boolean mask in which selection.py finds a list of keys (or of
+                blocks of keys) for each row, the same for all heads; scores that may be the sum of
+                two products; nothing that SparseFlashAttention does not have (`what_is_beyond`)
+    emitted     SparseFlashAttention in BSND with these lists as sparse_indices, without the entries
+                that the rest of the mask excludes (sparse_indices.py)
+    left        (the attention becomes a FlashAttentionScore, and the report says why:
+                unread_list.py) a mask for each head; lists of another batch or length than query
+                and key; lists of more than half of the keys, which take longer than the mask; what
+                the target forbids: the products take only a few sizes in 16 bits, and give 0 for a
+                row without a key
 
-Sound because both operators compute the same softmax over the same keys. A key that the mask excludes takes no part in
-it, and neither does a key that is not listed. ONNX's TopK lists no key twice. A row without a key gives what
-cpu_empty_rows says.
+Sound because both operators compute the same softmax over the same keys. A key that the mask
+excludes takes no part in it, and neither does a key that is not listed. ONNX's TopK lists no key
+twice. A row without a key gives what cpu_empty_rows says.
 """
 
 from __future__ import annotations
@@ -41,7 +43,13 @@ from fa_compiler.passes.sparse.builder import SparseCompanion, SparseFlashBuilde
 from fa_compiler.passes.sparse.emit import Sizes
 from fa_compiler.passes.sparse.selection import Selection, selection
 from fa_compiler.passes.sparse.sparse_indices import SparseIndices, selects_in_every_row
-from fa_compiler.passes.sparse.unread_list import check_bias, check_plain, list_scatter, unlisted, why_unread
+from fa_compiler.passes.sparse.unread_list import (
+    check_bias,
+    check_plain,
+    list_scatter,
+    unlisted,
+    why_unread,
+)
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 EMPTY_ROWS = ("", "zero", "mean", "nan")
@@ -59,12 +67,16 @@ class Selected:
 
 
 def fuse_masked_selection(
-    match: AttentionMatch, rewriter: Rewriter, missed: list[Missed], companion: SparseCompanion | None = None
+    match: AttentionMatch,
+    rewriter: Rewriter,
+    missed: list[Missed],
+    companion: SparseCompanion | None = None,
 ) -> Selected | None:
-    """Replace an attention to selected keys by a SparseFlashAttention, together with its companion if there is one.
+    """Replace an attention to selected keys by a SparseFlashAttention, together with its companion
+    if there is one.
 
-    Returns None where the attention is not accepted (see above); nothing is replaced then. The reason is added to
-    `missed`, unless there is a companion, which does that itself.
+    Returns None where the attention is not accepted (see above); nothing is replaced then. The
+    reason is added to `missed`, unless there is a companion, which does that itself.
     """
     scatter = first(list_scatter(part.view.base) for part in match.mask.masked)
     if scatter is not None:
@@ -78,10 +90,13 @@ def fuse_masked_selection(
 
 
 def _checked(
-    match: AttentionMatch, scatter: ir.Node | None, rewriter: Rewriter, companion: SparseCompanion | None
+    match: AttentionMatch,
+    scatter: ir.Node | None,
+    rewriter: Rewriter,
+    companion: SparseCompanion | None,
 ) -> Selected | None:
-    """The SparseFlashAttention of a mask that is made from this Scatter; None where no mask selects keys. Raises
-    Decline."""
+    """The SparseFlashAttention of a mask that is made from this Scatter; None where no mask selects
+    keys. Raises Decline."""
     if scatter is None:
         check_bias(match, rewriter.facts)
         return None
@@ -96,8 +111,9 @@ def _checked(
 def _with_unmasked_heads(match: AttentionMatch) -> AttentionMatch:
     """The match with the batch and the rows of the lists.
 
-    An axis of the batch or of the rows that no mask has becomes a head: a product had counted this head among its batch
-    or rows. Any such choice is right, because attention does the same for every index of each of these axes.
+    An axis of the batch or of the rows that no mask has becomes a head: a product had counted this
+    head among its batch or rows. Any such choice is right, because attention does the same for
+    every index of each of these axes.
     """
     roles, space = match.roles, match.space
     known = set(chain(*(chain(*part.view.base_dims) for part in match.mask.masked)))
@@ -115,7 +131,9 @@ def _with_unmasked_heads(match: AttentionMatch) -> AttentionMatch:
         return match
     heads = (*outer, *roles.heads, *inner)
     kv_heads = shared_heads(match.key, match.value, heads, space)
-    return replace(match, roles=replace(roles, batch=batch, heads=heads, kv_heads=kv_heads, q_seq=rows))
+    return replace(
+        match, roles=replace(roles, batch=batch, heads=heads, kv_heads=kv_heads, q_seq=rows)
+    )
 
 
 def _emit(
@@ -125,8 +143,8 @@ def _emit(
     rewriter: Rewriter,
     companion: SparseCompanion | None,
 ) -> Selected:
-    """The SparseFlashAttention, with its companion and the LightningIndexer of its list if there are such. Raises
-    Decline where one of them cannot be made."""
+    """The SparseFlashAttention, with its companion and the LightningIndexer of its list if there
+    are such. Raises Decline where one of them cannot be made."""
     builder = rewriter.builder
     others: tuple[View, ...] = ()
     if companion is not None:
@@ -144,13 +162,21 @@ def _emit(
     _check_lists(selected, sizes, builder.info)
     beside = None
     if companion is not None:
-        kept = taken(match, companion, lambda: selects_in_every_row(selected, sizes, rewriter.facts))
+        kept = taken(
+            match, companion, lambda: selects_in_every_row(selected, sizes, rewriter.facts)
+        )
         if kept is None:
             raise unlisted("the gradient cannot give what rows without a key give", scatter)
         sparse, beside = replace(sparse, match=kept), (companion, selected)
-    entries = SparseIndices.of((inputs["query"], inputs["key"]), selected, sizes, builder, rewriter.facts)
+    entries = SparseIndices.of(
+        (inputs["query"], inputs["key"]), selected, sizes, builder, rewriter.facts
+    )
     if entries is None:
-        raise unlisted("another mask beside the list cannot be looked up at its entries", selected.scatter, ONE_MASK)
+        raise unlisted(
+            "another mask beside the list cannot be looked up at its entries",
+            selected.scatter,
+            ONE_MASK,
+        )
     if entries.indexer is not None:
         rewriter.made.append(entries.indexer)
     inputs["sparse_indices"] = entries.indices
@@ -170,13 +196,27 @@ def _not_emitted(selected: Selection, rewriter: Rewriter) -> Decline:
 
 
 def _check_lists(selected: Selection, sizes: Sizes, info: ShapeInfo) -> None:
-    """Decline other lists than one for each row of each batch entry, of at most half of the keys."""
+    """Decline other lists than one for each row of each batch entry, of at most half of the
+    keys."""
     shape, entries, scatter = selected.shape(info), selected.count(info), selected.scatter
-    if shape is None or entries is None or (*shape[:2], shape[2] * selected.block) != sizes.mask_shape:
-        raise unlisted("the lists are not proven to be those of the query's batch and rows", scatter, ONE_NAME)
+    if (
+        shape is None
+        or entries is None
+        or (*shape[:2], shape[2] * selected.block) != sizes.mask_shape
+    ):
+        raise unlisted(
+            "the lists are not proven to be those of the query's batch and rows", scatter, ONE_NAME
+        )
     count, keys = entries.upper, sizes.kv_seq.const
     if count is None:
-        raise unlisted("a list may be as long as there are keys", scatter, "make k a constant, or the least of one")
+        raise unlisted(
+            "a list may be as long as there are keys",
+            scatter,
+            "make k a constant, or the least of one",
+        )
     if keys is not None and 2 * count * selected.block > keys:
         listed = count * selected.block
-        raise unlisted(f"to read {listed} of {keys} keys by a list takes longer than to read all of them", scatter)
+        raise unlisted(
+            f"to read {listed} of {keys} keys by a list takes longer than to read all of them",
+            scatter,
+        )

@@ -9,17 +9,18 @@
 
 The mask is taken apart into conditions (conditions.py). Exactly one of them has to be a selection:
 
-    1   ScatterElements(numbers that are all excluded, indices, numbers that are all admitted) along the keys: a key
-        that is not listed is excluded
+    1   ScatterElements(numbers that are all excluded, indices, numbers that are all admitted) along
+        the keys: a key that is not listed is excluded
     2   ScatterND of the same numbers, whose places are (batch entry, row, entry of indices)
     3   1 or 2 with an axis of size 1 for the heads
-    4   1 to 3 for blocks of keys, whose elements are then repeated side by side for the keys of each block (Unsqueeze,
-        Expand and Reshape, as repeat_interleave is exported)
+    4   1 to 3 for blocks of keys, whose elements are then repeated side by side for the keys of
+        each block (Unsqueeze, Expand and Reshape, as repeat_interleave is exported)
     indices  := those that a TopK of the keys gives, in any integer type
 
-Nothing is assumed about what the TopK ranks or how it breaks ties: the list is the model's own. It may list keys that
-the other conditions exclude, because these are looked up at its entries. It lists no key twice, and as many as its own
-length says, so that a K beyond the number of keys fails in both models.
+Nothing is assumed about what the TopK ranks or how it breaks ties: the list is the model's own. It
+may list keys that the other conditions exclude, because these are looked up at its entries. It
+lists no key twice, and as many as its own length says, so that a K beyond the number of keys fails
+in both models.
 """
 
 from __future__ import annotations
@@ -32,7 +33,15 @@ from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
 from fa_compiler.passes.algebra.formula import Affine
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import certain, int_attr, is_op, operand_at, producer, sole, text_attr
+from fa_compiler.passes.ir.nodes import (
+    certain,
+    int_attr,
+    is_op,
+    operand_at,
+    producer,
+    sole,
+    text_attr,
+)
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.ops.context import Shape, axis_in
 from fa_compiler.passes.ops.parts import concat_of
@@ -49,9 +58,10 @@ SCATTERS = ("ScatterElements", "ScatterND")
 class Selection:
     """Keys that a TopK selects.
 
-    `indices` [B,S1,K] are the keys that `top` selects, and `scattered` [B,S1,S2] is made of them. If `heads`, both have
-    one more axis, of size 1, behind the batch. The conditions `others` exclude some of these keys. With a `block` of
-    more than 1 indices and columns are blocks of so many keys.
+    `indices` [B,S1,K] are the keys that `top` selects, and `scattered` [B,S1,S2] is made of them.
+    If `heads`, both have one more axis, of size 1, behind the batch. The conditions `others`
+    exclude some of these keys. With a `block` of more than 1 indices and columns are blocks of so
+    many keys.
     """
 
     top: ir.Node
@@ -91,7 +101,8 @@ def _without_heads(shape: Shape | None, heads: bool) -> Shape | None:
 
 @dataclass(frozen=True)
 class ScatteredList:
-    """A mask that a Scatter makes of a list: a tensor of truths that exclude where they are `when`."""
+    """A mask that a Scatter makes of a list: a tensor of truths that exclude where they are
+    `when`."""
 
     node: ir.Node
     when: bool
@@ -126,7 +137,8 @@ class ScatteredList:
 
     @property
     def top(self) -> ir.Node | None:
-        """The TopK of the keys that lists these indices, in any integer type; None where none does."""
+        """The TopK of the keys that lists these indices, in any integer type; None where none
+        does."""
         source = self.indices
         while is_op(maker := producer(source), "Cast", "Identity"):
             if self.info.dtype(source) not in INTEGERS:
@@ -139,9 +151,11 @@ class ScatteredList:
 
     @property
     def lists_every_row(self) -> bool:
-        """Has every row of the mask a list of its own keys? A Scatter leaves the rows beyond those of its indices as
-        they are."""
-        ranked, listed = (self.info.shape(value) for value in (operand_at(self.top, 0), self.indices))
+        """Has every row of the mask a list of its own keys? A Scatter leaves the rows beyond those
+        of its indices as they are."""
+        ranked, listed = (
+            self.info.shape(value) for value in (operand_at(self.top, 0), self.indices)
+        )
         return ranked == self.shape and listed is not None and listed[:-1] == self.shape[:-1]
 
     @property
@@ -158,26 +172,38 @@ class ScatteredList:
         return ""
 
     def _last_coordinate(self, places: ir.Value) -> ir.Value | None:
-        """The last coordinate of places in the tensor, whose other coordinates are the places' own indices; None for
-        other places."""
-        joined, listed, shape = concat_of(producer(places), self.info), self.info.shape(places), self.shape
+        """The last coordinate of places in the tensor, whose other coordinates are the places' own
+        indices; None for other places."""
+        joined, listed, shape = (
+            concat_of(producer(places), self.info),
+            self.info.shape(places),
+            self.shape,
+        )
         if joined is None or listed is None or len(listed) != len(shape) + 1 or not joined.is_last:
             return None
         *counted, last = joined.parts
         whole = (*listed[:-1], Dim(1))
-        if len(counted) != len(shape) - 1 or any(self.info.shape(part) != whole for part in (*counted, last)):
+        if len(counted) != len(shape) - 1 or any(
+            self.info.shape(part) != whole for part in (*counted, last)
+        ):
             return None
         positions = Positions(self.info, whole)
         for axis, part in enumerate(counted):
             number = positions.number(part, positions.identity_index)
-            if listed[axis] != shape[axis] or (shape[axis].const != 1 and number != Affine.index(axis, len(whole))):
+            if listed[axis] != shape[axis] or (
+                shape[axis].const != 1 and number != Affine.index(axis, len(whole))
+            ):
                 return None
         return self._without_last_axis(last)
 
     def _without_last_axis(self, value: ir.Value) -> ir.Value | None:
-        """The input of an Unsqueeze or Reshape that adds a last axis of size 1; None for other values."""
+        """The input of an Unsqueeze or Reshape that adds a last axis of size 1; None for other
+        values."""
         source, shape = operand_at(producer(value), 0), self.info.sizes(value)
-        if not is_op(producer(value), "Unsqueeze", "Reshape") or self.info.shape(source) != shape[:-1]:
+        if (
+            not is_op(producer(value), "Unsqueeze", "Reshape")
+            or self.info.shape(source) != shape[:-1]
+        ):
             return None
         return source
 
@@ -189,7 +215,8 @@ class SelectionReader:
     reader: ConditionReader
 
     def selected(self, condition: Condition) -> Selection | None:
-        """The selection that a condition is, without other conditions; None where it is no selection."""
+        """The selection that a condition is, without other conditions; None where it is no
+        selection."""
         scattered = self.scattered(condition)
         if scattered is None or scattered.fault:
             return None
@@ -198,8 +225,8 @@ class SelectionReader:
         return Selection(top, indices, tensor, (), scattered.block, heads)
 
     def scattered(self, condition: Condition) -> ScatteredList | None:
-        """The Scatter that makes a condition, seen through layout operators; None where none does, and where other axes
-        than those of batch, rows and keys are read.
+        """The Scatter that makes a condition, seen through layout operators; None where none does,
+        and where other axes than those of batch, rows and keys are read.
 
         The tensor may have an axis of size 1 for the heads (3), and blocks in place of keys (4).
         """
@@ -222,8 +249,8 @@ class SelectionReader:
 
 
 def _repeated_block(own: Arrangement, dims: Arrangement, space: AxisSpace) -> int | None:
-    """The number of keys in a block, where the arrangement `dims` repeats each block of a tensor [B,S1,blocks] side
-    by side; None for other arrangements."""
+    """The number of keys in a block, where the arrangement `dims` repeats each block of a tensor
+    [B,S1,blocks] side by side; None for other arrangements."""
     if len(own) != 3 or len(dims) != 3 or own[:2] != dims[:2]:
         return None
     blocks, keys = own[2], dims[2]
@@ -234,7 +261,8 @@ def _repeated_block(own: Arrangement, dims: Arrangement, space: AxisSpace) -> in
 
 
 def selection(mask: ir.Value, facts: Facts) -> Selection | None:
-    """The selection in a boolean mask of rank 4, True where a key is excluded; None without one or with several."""
+    """The selection in a boolean mask of rank 4, True where a key is excluded; None without one or
+    with several."""
     return sole(selections(mask, facts))
 
 
@@ -245,10 +273,18 @@ def selections(mask: ir.Value, facts: Facts) -> list[Selection]:
         return []
     reader = ConditionReader(facts)
     parts = list(reader.conditions(Condition(mask, when=True, heads=True)))
-    found = [(part, selected) for part in parts if (selected := SelectionReader(reader).selected(part)) is not None]
-    return [replace(selected, others=tuple(other for other in parts if other is not part)) for part, selected in found]
+    found = [
+        (part, selected)
+        for part in parts
+        if (selected := SelectionReader(reader).selected(part)) is not None
+    ]
+    return [
+        replace(selected, others=tuple(other for other in parts if other is not part))
+        for part, selected in found
+    ]
 
 
 def selection_of(condition: Condition, facts: Facts) -> Selection | None:
-    """The selection that a condition is, without other conditions; None where it is no selection."""
+    """The selection that a condition is, without other conditions; None where it is no
+    selection."""
     return SelectionReader(ConditionReader(facts)).selected(condition)

@@ -1,21 +1,23 @@
-"""The lists of selected keys as sparse_indices, without the entries that the rest of the mask excludes.
+"""The lists of selected keys as sparse_indices, without the entries that the rest of the mask
+excludes.
 
-An excluded entry is replaced by an index beyond all keys, which the operator skips at any position of the list. How an
-entry is tested depends on the mask:
+An excluded entry is replaced by an index beyond all keys, which the operator skips at any position
+of the list. How an entry is tested depends on the mask:
 
     causal                  entry > row + keys - rows
     hidden keys (padding)   looked up in [B,T]
     anything else           looked up in the mask itself, [B,S,T]
 
-Where the TopK ranks the scores of a lightning indexer under the same mask, and the user assumes "close-ranks", a
-LightningIndexer makes the lists (index_scores.py says why they are the same). It is told to rank NaN first, as the TopK
-of ONNX Runtime does. Then neither the scores nor a mask of
-rows times keys is computed. Hidden keys get an additional head there, which scores them by the mask's number and all
-other keys by 0, so that hidden keys rank last.
+Where the TopK ranks the scores of a lightning indexer under the same mask, and the user assumes
+"close-ranks", a LightningIndexer makes the lists (index_scores.py says why they are the same). It
+is told to rank NaN first, as the TopK of ONNX Runtime does. Then neither the scores nor a mask of
+rows times keys is computed. Hidden keys get an additional head there, which scores them by the
+mask's number and all other keys by 0, so that hidden keys rank last.
 
-A list of blocks cannot leave out a single key of a block. Only the operator's own sparse_mode can, so that a causal
-mask is the only one that may stand beside blocks. With it the operator reads no more entries than the row sees blocks.
-The list is therefore sorted: the blocks that the row sees come first, and no block is listed twice.
+A list of blocks cannot leave out a single key of a block. Only the operator's own sparse_mode can,
+so that a causal mask is the only one that may stand beside blocks. With it the operator reads no
+more entries than the row sees blocks. The list is therefore sorted: the blocks that the row sees
+come first, and no block is listed twice.
 """
 
 from __future__ import annotations
@@ -96,7 +98,11 @@ class SparseIndices:
         known = without_none(parts)
         if selected.block != 1:
             return made.blocks(known) if len(known) == len(parts) else None
-        if CLOSE_RANKS in facts.options.assume and builder.opset >= OPSET and len(known) == len(parts):
+        if (
+            CLOSE_RANKS in facts.options.assume
+            and builder.opset >= OPSET
+            and len(known) == len(parts)
+        ):
             listed = made.by_indexer(reduce(and_, known, KeyMask()))
             if listed is not None:
                 return listed
@@ -135,7 +141,9 @@ class SparseIndicesBuilder:
         if any(part.causal for part in parts):
             shape = self.builder.shape_of(indices)
             count = self.builder.gather(shape, [2], 0)
-            indices = self.builder.op("TopK", [indices, count], {"axis": 2, "largest": 0}, outputs=2)
+            indices = self.builder.op(
+                "TopK", [indices, count], {"axis": 2, "largest": 0}, outputs=2
+            )
             mode = CORNER_CAUSAL
         return SparseIndices(self.builder.unsqueeze(indices, [2]), mode, block=self.selected.block)
 
@@ -145,7 +153,8 @@ class SparseIndicesBuilder:
         return self.builder.where(excluded, beyond, indices)
 
     def without_hidden(self, indices: ir.Value, candidates: ir.Value, part: KeyMask) -> ir.Value:
-        """The entries [B,S,K] without hidden keys; `candidates` are the keys they name, as int64."""
+        """The entries [B,S,K] without hidden keys; `candidates` are the keys they name, as
+        int64."""
         builder = self.builder
         for hidden in sorted(part.hidden, key=_name):
             keys = hidden_keys(hidden, [self.length(0, 0), self.length(1, 1)], builder)
@@ -171,7 +180,8 @@ class SparseIndicesBuilder:
         return builder.unsqueeze(builder.cast(counted, INT32), [0, 2])
 
     def in_mask(self, condition: Condition) -> ir.Value | None:
-        """Whether a condition excludes the listed keys, [B,S1,K]; None where it cannot be looked up."""
+        """Whether a condition excludes the listed keys, [B,S1,K]; None where it cannot be looked
+        up."""
         builder, whole = self.builder, self.sizes.mask_shape
         value = self._by_rows(condition)
         if value is None:
@@ -191,8 +201,13 @@ class SparseIndicesBuilder:
         return builder.not_(value)
 
     def _by_rows(self, condition: Condition) -> ir.Value | None:
-        """The value of a condition as [B,S1,S2], each of which may be 1; None where it runs along heads."""
-        builder, value, shape = self.builder, condition.value, self.builder.info.shape(condition.value)
+        """The value of a condition as [B,S1,S2], each of which may be 1; None where it runs along
+        heads."""
+        builder, value, shape = (
+            self.builder,
+            condition.value,
+            self.builder.info.shape(condition.value),
+        )
         if shape is None or len(shape) > 3 + condition.heads:
             return None
         # With the axis of the heads, the dimension in front of the rows is that of the heads.
@@ -205,7 +220,8 @@ class SparseIndicesBuilder:
         return value
 
     def by_indexer(self, whole: KeyMask) -> SparseIndices | None:
-        """The entries made by a LightningIndexer; None where they are not known to be the model's."""
+        """The entries made by a LightningIndexer; None where they are not known to be the
+        model's."""
         builder = self.builder
         scores, length = self._ranked_scores(), self.selected.count(builder.info)
         if scores is None or length is None or (count := length.upper) is None:
@@ -223,21 +239,23 @@ class SparseIndicesBuilder:
         indices = node.outputs[0]
         if whole.hidden:
             entries = builder.squeeze(indices, [2])
-            # An entry of -1 ends the list. It is looked up as the last key: if that one is hidden, the entry is
-            # skipped.
+            # An entry of -1 ends the list. It is looked up as the last key: if that one is hidden,
+            # the entry is skipped.
             kept = self.without_hidden(entries, builder.cast(entries, INT64), whole)
             indices = builder.unsqueeze(kept, [2])
         return SparseIndices(indices, mode, node)
 
     def _ranked_scores(self) -> IndexScores | None:
-        """The scores that the TopK ranks, the largest first; None where they are not those of an indexer."""
+        """The scores that the TopK ranks, the largest first; None where they are not those of an
+        indexer."""
         ranked = input_of(self.selected.top, 0)
         if ranked is None or int_attr(self.selected.top, "largest", 1) != 1:
             return None
         return index_scores(ranked, self.sizes.mask_shape, self.facts)
 
     def _mask_of(self, scores: IndexScores) -> KeyMask | None:
-        """The mask under which the keys are ranked, the same for all heads; None where key_mask.py does not read it."""
+        """The mask under which the keys are ranked, the same for all heads; None where key_mask.py
+        does not read it."""
         mask, info = scores.mask, self.builder.info
         if mask is None:
             return KeyMask()
@@ -248,7 +266,9 @@ class SparseIndicesBuilder:
     def _indexer_inputs(self, scores: IndexScores, whole: KeyMask) -> dict[str, ir.Value]:
         builder = self.builder
         emitter = LayoutEmitter(
-            builder, scores.space, [stop for view in scores.views for stop in view.equivalent_values]
+            builder,
+            scores.space,
+            [stop for view in scores.views for stop in view.equivalent_values],
         )
         arranged: list[ir.Value] = []
         for view, wanted in zip(scores.views, scores.wanted, strict=True):
@@ -264,9 +284,11 @@ class SparseIndicesBuilder:
     def _behind(
         self, hidden: PaddedKeys, query: ir.Value, key: ir.Value, weights: ir.Value
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """The operands with one more head and one more column, which score a hidden key by the mask's number.
+        """The operands with one more head and one more column, which score a hidden key by the
+        mask's number.
 
-        The new head is relu(1 * hidden), and its weight is the mask's number. It adds 0 for all other keys.
+        The new head is relu(1 * hidden), and its weight is the mask's number. It adds 0 for all
+        other keys.
         """
         builder = self.builder
         keys = hidden_keys(hidden, [self.length(0, 0), self.length(1, 1)], builder)
@@ -292,8 +314,9 @@ def _name(hidden: PaddedKeys) -> str:
 def selects_in_every_row(selected: Selection, sizes: Sizes, facts: Facts) -> bool:
     """Is every row proven to have a listed key that nothing excludes?
 
-    It is so without other masks. It is also so where the mask beside the selection is causal, the keys are ranked under
-    the same mask, and there are no more rows than keys: the first key of the list is then one that the row sees.
+    It is so without other masks. It is also so where the mask beside the selection is causal, the
+    keys are ranked under the same mask, and there are no more rows than keys: the first key of the
+    list is then one that the row sees.
     """
     count = selected.count(facts.info)
     if count is None or not count.is_at_least(1) or selected.block != 1:
@@ -313,7 +336,8 @@ def ranks_causally(top: ir.Node, sizes: Sizes, facts: Facts) -> bool:
     masks = [mask for _, mask in unmasked(ranked, facts) if mask is not None]
     return any(
         len(info.sizes(mask.value)) in (2, 3)
-        and read_key_mask(mask.value, mask.when, sizes.q_seq, sizes.kv_seq, info) == KeyMask(causal=True)
+        and read_key_mask(mask.value, mask.when, sizes.q_seq, sizes.kv_seq, info)
+        == KeyMask(causal=True)
         for mask in masks
     )
 

@@ -1,12 +1,14 @@
-"""Reads what an elementwise operator gives as a truth value, by its truth table over the numbers of its operands.
+"""Reads what an elementwise operator gives as a truth value, by its truth table over the numbers of
+its operands.
 
     low = (~kept).float() * -3.4e38             # not 0 where ~kept is not 0
     left = 1 - listed.float() * kept.float()    # not 0 where listed is 0 or kept is 0
 
-The numbers that an operand can hold are known and few (values/value_sets.py). For each choice of one number from each
-operand the operator's own rule gives the number of the result, rounded as its type rounds; no number is NaN. The result
-is a union where the table says so: for some operands and a truth value of each, the result is w exactly where one of
-these operands has its value. No table is read where a choice gives no number, or several.
+The numbers that an operand can hold are known and few (values/value_sets.py). For each choice of
+one number from each operand the operator's own rule gives the number of the result, rounded as its
+type rounds; no number is NaN. The result is a union where the table says so: for some operands and
+a truth value of each, the result is w exactly where one of these operands has its value. No table
+is read where a choice gives no number, or several.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ class _Chosen:
 
 
 def united(node: ir.Node | None, when: bool, facts: Facts) -> list[tuple[ir.Value, bool]] | None:
-    """The operands, each with a truth value, such that the result is `when` exactly where one of them has its value;
-    None where that is not proven, and for other operators."""
+    """The operands, each with a truth value, such that the result is `when` exactly where one of
+    them has its value; None where that is not proven, and for other operators."""
     if not is_op(node, *PAIRWISE, *COMPARE, "Neg"):
         return None
     operands = list(dict.fromkeys(inputs_of(node)))
@@ -55,7 +57,9 @@ def united(node: ir.Node | None, when: bool, facts: Facts) -> list[tuple[ir.Valu
     if table is None:
         return None
     for sides in itertools.product((None, True, False), repeat=len(operands)):
-        parts = [(value, side) for value, side in zip(operands, sides, strict=True) if side is not None]
+        parts = [
+            (value, side) for value, side in zip(operands, sides, strict=True) if side is not None
+        ]
         if parts and all(_holds(given, sides) is (result is when) for given, result in table):
             return parts
     return None
@@ -75,7 +79,9 @@ def _table(node: ir.Node, operands: Sequence[ir.Value], facts: Facts) -> list[Ro
     return all_known(rows)
 
 
-def _rows(node: ir.Node, operands: Sequence[ir.Value], known: Sequence[ValueSet], facts: Facts) -> Iterator[Row | None]:
+def _rows(
+    node: ir.Node, operands: Sequence[ir.Value], known: Sequence[ValueSet], facts: Facts
+) -> Iterator[Row | None]:
     for choice in itertools.product(*known):
         result = SETS[node.op_type](node, _Chosen(facts, dict(zip(operands, choice, strict=True))))
         if result is None or len(result) != 1:

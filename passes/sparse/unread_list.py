@@ -1,6 +1,7 @@
 """Why keys that a list selects are read by a mask of all rows and keys: the reason for the report.
 
-It is asked where a mask is made from a Scatter that may write at a list of keys (`list_scatter`), and no list is read.
+It is asked where a mask is made from a Scatter that may write at a list of keys (`list_scatter`),
+and no list is read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ from fa_compiler.passes.algebra.axes import AxisSpace
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import MASKS_DOMINATE, NO_EMPTY_ROWS
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import constant, first, inputs_of, is_op, nodes_of_type, operand_at, producer, reached
+from fa_compiler.passes.ir.nodes import (
+    constant,
+    first,
+    inputs_of,
+    is_op,
+    nodes_of_type,
+    operand_at,
+    producer,
+    reached,
+)
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK
 from fa_compiler.passes.masks.missed import vouching
@@ -34,8 +44,8 @@ BY_TOP_K = "scatter at the indices of the TopK themselves"
 
 
 def list_scatter(mask: ir.Value) -> ir.Node | None:
-    """The nearest Scatter of those a mask is made from; None where there is none, and where it writes at places that
-    are no list of keys, as an assignment to a slice does."""
+    """The nearest Scatter of those a mask is made from; None where there is none, and where it
+    writes at places that are no list of keys, as an assignment to a slice does."""
     return first(node for node in _scatters(mask) if _writes_list(node))
 
 
@@ -58,7 +68,8 @@ def _scatters(mask: ir.Value) -> Iterator[ir.Node]:
 
 
 def _writes_list(node: ir.Node) -> bool:
-    """Does a Scatter write at indices that are computed in each run? Those of ScatterND come from a TopK, then."""
+    """Does a Scatter write at indices that are computed in each run? Those of ScatterND come from a
+    TopK, then."""
     if is_op(node, "ScatterElements"):
         return constant(operand_at(node, 1)) is None
     return _writes_at_top(node)
@@ -88,7 +99,10 @@ def why_unread(mask: ir.Value, scatter: ir.Node, facts: Facts) -> Decline:
     """Why a boolean mask of rank 4, which is made from this Scatter, has no single selection."""
     if several := selections(mask, facts):
         names = " and ".join(repr(each.scattered.name) for each in several)
-        return unlisted(f"the mask has {len(several)} lists of keys, {names}, and the operator takes one", scatter)
+        return unlisted(
+            f"the mask has {len(several)} lists of keys, {names}, and the operator takes one",
+            scatter,
+        )
     reader = ConditionReader(facts)
     for part in reader.conditions(Condition(mask, when=True, heads=True)):
         found = SelectionReader(reader).scattered(part)
@@ -98,12 +112,18 @@ def why_unread(mask: ir.Value, scatter: ir.Node, facts: Facts) -> Decline:
                 hint = ""
             return unlisted(found.fault, scatter, hint)
         if (other := _source(part.value, facts)) is not None and other is scatter:
-            return unlisted("the Scatter does not have one list for each row, which all heads share", scatter)
+            return unlisted(
+                "the Scatter does not have one list for each row, which all heads share", scatter
+            )
         if list_scatter(part.value) is scatter:
             joint = producer(part.value)
             kind = "an operator" if joint is None else joint.op_type
-            return unlisted(f"{kind} is not proven to exclude each key that the list excludes", scatter, JOINED)
-    return unlisted(f"{label(scatter)} is too far from the mask, or one of many conditions", scatter, JOINED)
+            return unlisted(
+                f"{kind} is not proven to exclude each key that the list excludes", scatter, JOINED
+            )
+    return unlisted(
+        f"{label(scatter)} is too far from the mask, or one of many conditions", scatter, JOINED
+    )
 
 
 def _source(value: ir.Value, facts: Facts) -> ir.Node | None:

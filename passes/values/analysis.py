@@ -1,4 +1,5 @@
-"""The common part of the analyses of values: each finds one fact per value, remembers it and gives up long chains."""
+"""The common part of the analyses of values: each finds one fact per value, remembers it and gives
+up long chains."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 T = TypeVar("T")
 
 MAX_DEPTH = 64
-"""Longer chains of operators are given up, because Python's stack is finite. Masks are not made by such chains."""
+"""Longer chains of operators are given up, because Python's stack is finite. Masks are not made by
+such chains."""
 
 
 @dataclass

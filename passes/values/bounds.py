@@ -1,14 +1,16 @@
-"""Bounds on a tensor's elements: they prove that a bias cannot compete with the very negative number of a mask.
+"""Bounds on a tensor's elements: they prove that a bias cannot compete with the very negative
+number of a mask.
 
-A bound is an interval (low, high) and says whether an element may be NaN. Whoever asks has to say what NaN means to
-the proof, by the function that is called:
+A bound is an interval (low, high) and says whether an element may be NaN. Whoever asks has to say
+what NaN means to the proof, by the function that is called:
 
-    unless_nan(value)    the interval of every element that is not NaN. For proofs that hold for NaN by themselves,
-                         because NaN stays NaN in both orders of the computation
-    always(value)        the interval of every element; None where one may be NaN. For proofs that a NaN would break
+    unless_nan(value)    the interval of every element that is not NaN. For proofs that hold for NaN
+                         by themselves, because NaN stays NaN in both orders of the computation
+    always(value)        the interval of every element; None where one may be NaN. For proofs that a
+                         NaN would break
 
-The interval of a computed integer is that of its type, because integers wrap around. That is enough for biases that are
-computed from positions.
+The interval of a computed integer is that of its type, because integers wrap around. That is enough
+for biases that are computed from positions.
 
 What operators make of bounds is in ops/numbers.py.
 """
@@ -44,7 +46,8 @@ class Bounds(Analysis[Bound]):
         return bound.unless_nan
 
     def always(self, value: ir.Value | None) -> Interval | None:
-        """The interval of every element, in every run; None where none is known or an element may be NaN."""
+        """The interval of every element, in every run; None where none is known or an element may
+        be NaN."""
         bound = self.of(value)
         if bound is None or bound.may_be_nan:
             return None
@@ -63,15 +66,19 @@ class Bounds(Analysis[Bound]):
             return self._of_integers(node, (float(low), float(high)))
         if is_op(node, "Range") and dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
             return self._rounded(self._of_range(node), dtype)
-        if node is not None and node.op_type == "DequantizeLinear" and node.domain in DEQUANTIZE_DOMAINS:
+        if (
+            node is not None
+            and node.op_type == "DequantizeLinear"
+            and node.domain in DEQUANTIZE_DOMAINS
+        ):
             return self._rounded(self._dequantised(node), dtype)
         if not is_op(node, *INTERVALS):
             return None
         return self._rounded(INTERVALS[node.op_type](node, self), dtype)
 
     def _dequantised(self, node: ir.Node) -> Bound | None:
-        """The interval of (integers - zero point) * scale, by axis and block as well. None where the scale is not
-        constant and finite: 0 times an infinite scale is NaN."""
+        """The interval of (integers - zero point) * scale, by axis and block as well. None where
+        the scale is not constant and finite: 0 times an infinite scale is NaN."""
         scale, given = constant(input_of(node, 1)), input_of(node, 2)
         integers = self.always(node.inputs[0])
         points = (0.0, 0.0) if given is None else self.always(given)
@@ -81,15 +88,17 @@ class Bounds(Analysis[Bound]):
         if integers is None or points is None or scales is None:
             return None
         # An integer of 32 bits is rounded before it is multiplied.
-        ends = [float(np.float32(end)) for end in (integers[0] - points[1], integers[1] - points[0])]
+        ends = [
+            float(np.float32(end)) for end in (integers[0] - points[1], integers[1] - points[0])
+        ]
         products = ends_of([end * factor for end in ends for factor in scales.unless_nan])
         if products is None:
             return None
         return Bound(products, False)
 
     def _of_integers(self, node: ir.Node | None, every: Interval) -> Bound:
-        """The bound of integers of a type that holds `every` one: that of a Range, moved or cast to a type that holds
-        it; else that of the type."""
+        """The bound of integers of a type that holds `every` one: that of a Range, moved or cast to
+        a type that holds it; else that of the type."""
         bound = self._of_range(node)
         if is_op(node, "Cast", *MOVES) and self._has_integers(node.inputs[0]):
             bound = self.of(node.inputs[0])
@@ -98,8 +107,9 @@ class Bounds(Analysis[Bound]):
         return bound
 
     def _of_range(self, node: ir.Node | None) -> Bound | None:
-        """The bound of a Range whose operands are known numbers. Floats are added up, and each addition may round: if
-        all roundings are less than a step, the last number is within a step of the limit."""
+        """The bound of a Range whose operands are known numbers. Floats are added up, and each
+        addition may round: if all roundings are less than a step, the last number is within a step
+        of the limit."""
         if not is_op(node, "Range"):
             return None
         known = without_none(map(number_of, node.inputs))
@@ -118,9 +128,9 @@ class Bounds(Analysis[Bound]):
 
     @staticmethod
     def _rounded(bound: Bound | None, dtype: ir.DataType | None) -> Bound | None:
-        """The bound of the numbers both before and after their type rounds them: ONNX Runtime computes 16-bit numbers
-        in float32 and may keep them so. It is enough to round the ends, because rounding keeps the order of numbers.
-        None where the rounding is unknown."""
+        """The bound of the numbers both before and after their type rounds them: ONNX Runtime
+        computes 16-bit numbers in float32 and may keep them so. It is enough to round the ends,
+        because rounding keeps the order of numbers. None where the rounding is unknown."""
         kind = kind_of(dtype)
         if bound is None or kind is None:
             return None
@@ -133,8 +143,9 @@ class Bounds(Analysis[Bound]):
 
 
 class KernelBounds(Bounds):
-    """The bounds of what the kernels of ONNX Runtime give: its Sigmoid up to 1 + 2^-23, and its Tanh up to 1 + 2^-22,
-    of numbers around 8 and beyond. They matter where the sign of a difference decides, as in front of a logarithm:
+    """The bounds of what the kernels of ONNX Runtime give: its Sigmoid up to 1 + 2^-23, and its
+    Tanh up to 1 + 2^-22, of numbers around 8 and beyond. They matter where the sign of a difference
+    decides, as in front of a logarithm:
     elsewhere the excess is that of a rounding."""
 
     def _compute(self, value: ir.Value) -> Bound | None:

@@ -1,9 +1,9 @@
 """Declared shapes of intermediate values and outputs that cannot be right.
 
-Exporters and optimisers leave such shapes behind: shapes of a graph before it was changed, or of the run that was
-traced. ONNX Runtime uses the shapes that it infers instead. In a result they would do harm. ONNX's own inference does
-not know the shapes of an operator of another domain, but it knows those of the operators that replace it, and then
-finds the contradiction.
+Exporters and optimisers leave such shapes behind: shapes of a graph before it was changed, or of
+the run that was traced. ONNX Runtime uses the shapes that it infers instead. In a result they would
+do harm. ONNX's own inference does not know the shapes of an operator of another domain, but it
+knows those of the operators that replace it, and then finds the contradiction.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 
 def correct_shapes(graphs: Iterable[ir.Graph], info: ShapeInfo) -> list[str]:
-    """Take back every declared shape that contradicts what the operators give in every run. Returns a note for the
-    report.
+    """Take back every declared shape that contradicts what the operators give in every run. Returns
+    a note for the report.
 
-    An intermediate value keeps only its type. An output keeps its rank if that is right, and the sizes that are not
-    contradicted.
+    An intermediate value keeps only its type. An output keeps its rank if that is right, and the
+    sizes that are not contradicted.
     """
     wrong: list[str] = []
     for graph in graphs:
@@ -45,7 +45,9 @@ def correct_shapes(graphs: Iterable[ir.Graph], info: ShapeInfo) -> list[str]:
     who = f"'{wrong[0]}'"
     if len(wrong) > 1:
         who += f" and {len(wrong) - 1} more"
-    return [f"the declared shape of {who} is not what the operators give: it is taken back, as in ONNX Runtime"]
+    return [
+        f"the declared shape of {who} is not what the operators give: it is taken back, as in ONNX Runtime"
+    ]
 
 
 def _corrected(given: int | ir.SymbolicDim, size: int | None) -> int | ir.SymbolicDim | None:

@@ -17,10 +17,12 @@ from fa_compiler.passes.values.value_sets import ValueSets
 
 @dataclass(frozen=True)
 class Facts:
-    """Shapes and types, the numbers that tensors can hold, and what the user asked for: made once for each model.
+    """Shapes and types, the numbers that tensors can hold, and what the user asked for: made once
+    for each model.
 
-    Every analysis answers for one value at a time and remembers its answers. `sets` holds without any assumption. A
-    plan that rests on `binary_sets`, those of runs whose masks hold only 0 and 1, has to say so.
+    Every analysis answers for one value at a time and remembers its answers. `sets` holds without
+    any assumption. A plan that rests on `binary_sets`, those of runs whose masks hold only 0 and 1,
+    has to say so.
     """
 
     info: ShapeInfo
@@ -33,10 +35,13 @@ class Facts:
     @staticmethod
     def of(info: ShapeInfo, options: Options) -> Facts:
         """The facts of the model that has these shapes."""
-        return Facts(info, ValueSets(info), Bounds(info), options, ValueSets(info, binary_masks=True))
+        return Facts(
+            info, ValueSets(info), Bounds(info), options, ValueSets(info, binary_masks=True)
+        )
 
     def largest(self, value: ir.Value) -> float:
-        """An upper bound of the absolute values of all elements that are not NaN; infinity where none is known."""
+        """An upper bound of the absolute values of all elements that are not NaN; infinity where
+        none is known."""
         numbers = self.sets.of(value)
         if numbers is not None:
             return max(map(abs, numbers), default=0.0)
@@ -46,5 +51,6 @@ class Facts:
         return max(map(abs, interval))
 
     def positions(self, shape: Shape) -> Positions:
-        """The reader of masks of this shape. It remembers what it reads, for all layers of the model."""
+        """The reader of masks of this shape. It remembers what it reads, for all layers of the
+        model."""
         return self._positions.setdefault(shape, Positions(self.info, shape))

@@ -1,10 +1,10 @@
 """Constants of any size: which numbers they hold, and in which pattern.
 
-A constant that is too large to be held in memory is read once, from its first element to its last one, in pieces of
-whole rows. Each reading answers every question about the constant: the few numbers it holds, if they are few, the
-band of diagonals on which one of two numbers lies, whether a row holds 0 everywhere or nowhere, and whether all rows
-are the same. Every element counts for every answer. The reading ends early, when it has shown that there is nothing to
-tell.
+A constant that is too large to be held in memory is read once, from its first element to its last
+one, in pieces of whole rows. Each reading answers every question about the constant: the few
+numbers it holds, if they are few, the band of diagonals on which one of two numbers lies, whether a
+row holds 0 everywhere or nowhere, and whether all rows are the same. Every element counts for every
+answer. The reading ends early, when it has shown that there is nothing to tell.
 
     file      external data, and weights that were left in the model's file: read piece by piece
     memory    other tensors: pieces of what is there
@@ -23,15 +23,21 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.ir.nodes import FOLD_LIMIT, constant_tensor
-from fa_compiler.passes.values.constant_patterns import CHANGES_PER_ROW, Diagonals, TwoNumbers, bits, diagonals
+from fa_compiler.passes.values.constant_patterns import (
+    CHANGES_PER_ROW,
+    Diagonals,
+    TwoNumbers,
+    bits,
+    diagonals,
+)
 
 MAX_NUMBERS = 6
 """More different numbers than this are not remembered."""
 EXACT = 2**53
 """Integers beyond this one are not told apart as floats, so they are not remembered."""
 PIECE = 1 << 18
-"""The number of elements that are read at a time; more where a row is longer. What is computed of a piece stays in a
-core's cache: four times as many elements take three times as long each."""
+"""The number of elements that are read at a time; more where a row is longer. What is computed of a
+piece stays in a core's cache: four times as many elements take three times as long each."""
 
 WIDEST = 1 << 24
 """Matrices with longer rows are not read: no mask has so many keys."""
@@ -58,11 +64,12 @@ _READ = {
 class LargeContent:
     """What is known of the elements of a large constant.
 
-    `numbers` are all numbers that it holds, None where they are more than MAX_NUMBERS or where one is NaN. `pattern` is
-    the band of diagonals in its last two dimensions that are longer than 1, the same one for all other indices; None
-    where there is none. `zeros_only` and `no_zeros` say that a row, along the last dimension, holds 0 everywhere or
-    nowhere; both are true where `numbers` is None, because the reading ended before. `repeated` is the tensor with one
-    row in place of all rows, of the same rank, if these are the same.
+    `numbers` are all numbers that it holds, None where they are more than MAX_NUMBERS or where one
+    is NaN. `pattern` is the band of diagonals in its last two dimensions that are longer than 1,
+    the same one for all other indices; None where there is none. `zeros_only` and `no_zeros` say
+    that a row, along the last dimension, holds 0 everywhere or nowhere; both are true where
+    `numbers` is None, because the reading ended before. `repeated` is the tensor with one row in
+    place of all rows, of the same rank, if these are the same.
     """
 
     numbers: frozenset[float] | None
@@ -74,12 +81,14 @@ class LargeContent:
 
 @dataclass
 class LargeConstants:
-    """The contents of the large constants of one model, each read on the first question about it."""
+    """The contents of the large constants of one model, each read on the first question about
+    it."""
 
     _known: dict[object, LargeContent | None] = field(default_factory=dict)
 
     def of(self, value: ir.Value | None) -> LargeContent | None:
-        """What is known of a constant that `nodes.constant` does not read; None for all other values."""
+        """What is known of a constant that `nodes.constant` does not read; None for all other
+        values."""
         tensor = constant_tensor(value)
         if tensor is None or tensor.size <= FOLD_LIMIT or tensor.dtype not in _READ:
             return None
@@ -108,7 +117,10 @@ def content_of(tensor: ir.TensorProtocol, piece: int = PIECE) -> LargeContent | 
         for part in _pieces(tensor, rows, columns, piece):
             if not reading.take(part):
                 break
-    except (OSError, ValueError):  # external data is missing or cut short: whoever runs the model is told so
+    except (
+        OSError,
+        ValueError,
+    ):  # external data is missing or cut short: whoever runs the model is told so
         return None
     content, same = reading.result(), reading.same_rows
     if same is None:
@@ -119,7 +131,8 @@ def content_of(tensor: ir.TensorProtocol, piece: int = PIECE) -> LargeContent | 
 
 
 def _pieces(tensor: ir.TensorProtocol, rows: int, columns: int, piece: int) -> Iterator[np.ndarray]:
-    """The elements in order, in arrays of whole rows, of which none goes beyond a matrix of `rows` rows."""
+    """The elements in order, in arrays of whole rows, of which none goes beyond a matrix of `rows`
+    rows."""
     read, count = _reader(tensor), tensor.size
     step = max(1, piece // columns) * columns
     start = 0
@@ -143,7 +156,9 @@ def _reader(tensor: ir.TensorProtocol) -> Callable[[int, int], np.ndarray]:
         offset = tensor.offset or 0
 
         def from_file(start: int, end: int) -> np.ndarray:
-            part = np.fromfile(tensor.path, kind, end - start, offset=offset + start * kind.itemsize)
+            part = np.fromfile(
+                tensor.path, kind, end - start, offset=offset + start * kind.itemsize
+            )
             if part.size < end - start:
                 raise OSError(f"{tensor.path} is too short")
             return part
@@ -155,8 +170,8 @@ def _reader(tensor: ir.TensorProtocol) -> Callable[[int, int], np.ndarray]:
 
 @dataclass
 class _Reading:
-    """The reading of `matrices` matrices of `rows` times `columns` elements, one after the other. A row of the tensor
-    has `width` elements, which is `columns` or 1."""
+    """The reading of `matrices` matrices of `rows` times `columns` elements, one after the other. A
+    row of the tensor has `width` elements, which is `columns` or 1."""
 
     rows: int
     columns: int
@@ -190,7 +205,9 @@ class _Reading:
         if len(numbers) > MAX_NUMBERS or not all(map(_is_exact, numbers)):
             numbers.clear()
             return False
-        self._has_same_rows = self._has_same_rows and self._take_rows(part.reshape(-1, self.columns))
+        self._has_same_rows = self._has_same_rows and self._take_rows(
+            part.reshape(-1, self.columns)
+        )
         self._has_pattern = self._has_pattern and len(numbers) <= 2 and self._take_changes(first)
         zero = (part == 0).reshape(-1, self.width)
         self._zeros_only = self._zeros_only or bool(zero.all(axis=1).any())
@@ -200,7 +217,8 @@ class _Reading:
         return True
 
     def _take_rows(self, rows: np.ndarray) -> bool:
-        """Remember the row that a matrix repeats. False when these rows are not the same as those before."""
+        """Remember the row that a matrix repeats. False when these rows are not the same as those
+        before."""
         if self._taken % (self.rows * self.columns) == 0:
             self._rows.append(rows[0].copy())
         return bool((bits(rows) == bits(self._rows[-1])).all())
@@ -213,8 +231,8 @@ class _Reading:
         return None
 
     def _take_changes(self, first: np.ndarray) -> bool:
-        """Remember where the first number begins and ends. False when this is no band, or not the same in all
-        matrices."""
+        """Remember where the first number begins and ends. False when this is no band, or not the
+        same in all matrices."""
         size = self.rows * self.columns
         base = self._taken % size
         steps = first[1:] != first[:-1]

@@ -1,5 +1,5 @@
-"""Initializers that a caller may replace, because they are inputs of the model, too: they may be the cause of a
-decline."""
+"""Initializers that a caller may replace, because they are inputs of the model, too: they may be
+the cause of a decline."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ MAX_STEPS = 200
 def replaceable_cause(decline: Decline, info: ShapeInfo) -> ir.Value | None:
     """The overridable initializer that is the cause of a decline; None where there is none.
 
-    It is an input of the culprit. If the decline is about an unknown rank or size, it may also be a tensor of integers
-    that a node above the culprit reads, where every value between the two has an unknown size.
+    It is an input of the culprit. If the decline is about an unknown rank or size, it may also be a
+    tensor of integers that a node above the culprit reads, where every value between the two has an
+    unknown size.
     """
     culprit = decline.culprit
     if culprit is None or decline.code not in (*ABOUT_SHAPES, *ABOUT_NUMBERS):
@@ -31,7 +32,8 @@ def replaceable_cause(decline: Decline, info: ShapeInfo) -> ir.Value | None:
 
 
 def _unknown_sizes_from(culprit: ir.Node, info: ShapeInfo) -> ir.Value | None:
-    """An overridable tensor of integers above a node, behind values of unknown sizes alone; None without one."""
+    """An overridable tensor of integers above a node, behind values of unknown sizes alone; None
+    without one."""
     pending, seen = [culprit], {culprit}
     while pending and len(seen) < MAX_STEPS:
         for value in inputs_of(pending.pop()):

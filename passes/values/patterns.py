@@ -3,9 +3,12 @@
     Bind(name)              any value; where the name occurs again, the same one
     Number(x)               a constant that holds the number x throughout
     Number(low, high)       a constant that holds one number between these two throughout
-    Op(types, operands)     the first output of an operator of one of the types, whose operands follow these patterns:
-                            in any order where the operator is commutative, and as many of them, or more if `open_end`
-    Through(pass, pattern)  a value from which `pass` leads upwards, input by input, to one that follows the pattern
+    Op(types, operands)     the first output of an operator of one of the types, whose operands
+                            follow these patterns:
+                            in any order where the operator is commutative, and as many of them, or
+                            more if `open_end`
+    Through(pass, pattern)  a value from which `pass` leads upwards, input by input, to one that
+                            follows the pattern
     OneOf(patterns)         what follows one of them
 
 A value may follow a pattern in several ways; `matches` yields all of them.
@@ -46,8 +49,9 @@ class Number:
 
 @dataclass(frozen=True, init=False)
 class Op:
-    """An operator of one of these types on these operands. If `plain`, it has no attributes; if `open_end`, it may have
-    further operands, such as the axes of a reduction; with a `name` its output is bound as well."""
+    """An operator of one of these types on these operands. If `plain`, it has no attributes; if
+    `open_end`, it may have further operands, such as the axes of a reduction; with a `name` its
+    output is bound as well."""
 
     op_types: tuple[str, ...]
     operands: tuple[Pattern, ...]
@@ -76,8 +80,8 @@ class Op:
 
 @dataclass(frozen=True)
 class Through:
-    """A pattern reached upwards through operators that pass on one of their inputs. `passed` gives that input, or None
-    for other operators."""
+    """A pattern reached upwards through operators that pass on one of their inputs. `passed` gives
+    that input, or None for other operators."""
 
     passed: Callable[[ir.Node], ir.Value | None]
     pattern: Pattern
@@ -95,8 +99,8 @@ Pattern = Bind | Number | Op | Through | OneOf
 
 @dataclass(frozen=True)
 class Match:
-    """The values that the names of a pattern stand for, and the nodes that it covers, each once, in order of
-    computation."""
+    """The values that the names of a pattern stand for, and the nodes that it covers, each once, in
+    order of computation."""
 
     values: Mapping[str, ir.Value]
     nodes: tuple[ir.Node, ...] = ()
@@ -105,11 +109,13 @@ class Match:
         return self.values[name]
 
     def get(self, name: str) -> ir.Value | None:
-        """The value that a name stands for; None where the alternative that matched does not have the name."""
+        """The value that a name stands for; None where the alternative that matched does not have
+        the name."""
         return self.values.get(name)
 
     def bound(self, name: str, value: ir.Value) -> Match | None:
-        """The match in which a name stands for a value; None where the name stands for another value already."""
+        """The match in which a name stands for a value; None where the name stands for another
+        value already."""
         if name not in self.values:
             return replace(self, values={**self.values, name: value})
         if self.values[name] is not value:
@@ -124,27 +130,36 @@ class Match:
 
 
 def matches(
-    pattern: Pattern, value: ir.Value | None, info: ShapeInfo, given: Mapping[str, ir.Value] | None = None
+    pattern: Pattern,
+    value: ir.Value | None,
+    info: ShapeInfo,
+    given: Mapping[str, ir.Value] | None = None,
 ) -> Iterator[Match]:
     """All ways in which a value follows a pattern. Some names may stand for given values."""
     return _matches(pattern, value, info, Match(given or {}))
 
 
 def match(
-    pattern: Pattern, value: ir.Value | None, info: ShapeInfo, given: Mapping[str, ir.Value] | None = None
+    pattern: Pattern,
+    value: ir.Value | None,
+    info: ShapeInfo,
+    given: Mapping[str, ir.Value] | None = None,
 ) -> Match | None:
     """The first way in which a value follows a pattern; None where there is none."""
     return next(matches(pattern, value, info, given), None)
 
 
 def is_closed(nodes: Sequence[ir.Node]) -> bool:
-    """Are the outputs of these nodes, except for those of the last node, read only by these nodes?"""
+    """Are the outputs of these nodes, except for those of the last node, read only by these
+    nodes?"""
     inner = [output for node in nodes[:-1] for output in node.outputs]
     read_elsewhere = any(reader not in nodes for output in inner for reader, _ in output.uses())
     return not read_elsewhere and not any(output.is_graph_output() for output in inner)
 
 
-def _matches(pattern: Pattern, value: ir.Value | None, info: ShapeInfo, known: Match) -> Iterator[Match]:
+def _matches(
+    pattern: Pattern, value: ir.Value | None, info: ShapeInfo, known: Match
+) -> Iterator[Match]:
     if value is None:
         return
     match pattern:
@@ -165,7 +180,11 @@ def _matches(pattern: Pattern, value: ir.Value | None, info: ShapeInfo, known: M
 
 
 def _through(
-    passed: Callable[[ir.Node], ir.Value | None], inner: Pattern, value: ir.Value, info: ShapeInfo, known: Match
+    passed: Callable[[ir.Node], ir.Value | None],
+    inner: Pattern,
+    value: ir.Value,
+    info: ShapeInfo,
+    known: Match,
 ) -> Iterator[Match]:
     """The matches of the pattern above the longest chain of operators that pass on an input."""
     nodes: list[ir.Node] = []

@@ -1,8 +1,8 @@
 """Elements of tensors of known content, as numbers that depend on the index (for positions.py).
 
-A tensor may hold one number everywhere, integers that step evenly along each dimension, or two numbers of which one is
-on a band of diagonals, also together with a prefix of columns, or in blocks on the diagonal. The elements of other
-tensors are unknown.
+A tensor may hold one number everywhere, integers that step evenly along each dimension, or two
+numbers of which one is on a band of diagonals, also together with a prefix of columns, or in blocks
+on the diagonal. The elements of other tensors are unknown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from fa_compiler.passes.values.large_constants import LargeContent
 
 @dataclass
 class BlockLabels:
-    """Vectors of int64 that number the blocks on the diagonals of constant masks. They are in no graph: `is_loose`."""
+    """Vectors of int64 that number the blocks on the diagonals of constant masks. They are in no
+    graph: `is_loose`."""
 
     _made: dict[tuple[int, ...], ir.Value] = field(default_factory=dict)
 
@@ -50,7 +51,9 @@ class BlockLabels:
         return any(value is element for element in self._made.values())
 
 
-def number_of_content(content: np.ndarray, index: Index, rank: int, labels: BlockLabels) -> Number | None:
+def number_of_content(
+    content: np.ndarray, index: Index, rank: int, labels: BlockLabels
+) -> Number | None:
     """The element at `index` of a small tensor; None when it is unknown."""
     if content.dtype != object:
         return number_of_array(content, index, rank, labels)
@@ -58,11 +61,15 @@ def number_of_content(content: np.ndarray, index: Index, rank: int, labels: Bloc
         return Affine.number(content.reshape(-1)[0], rank)
     numbers = consts(content.reshape(-1))
     if None not in numbers:
-        return number_of_array(np.array(numbers, dtype=np.int64).reshape(content.shape), index, rank, labels)
+        return number_of_array(
+            np.array(numbers, dtype=np.int64).reshape(content.shape), index, rank, labels
+        )
     return None
 
 
-def number_of_array(array: np.ndarray, index: Index, rank: int, labels: BlockLabels) -> Number | None:
+def number_of_array(
+    array: np.ndarray, index: Index, rank: int, labels: BlockLabels
+) -> Number | None:
     """The element at `index` of an array of one of the kinds above; None for other arrays."""
     if array.size == 0:
         return None
@@ -78,19 +85,23 @@ def number_of_array(array: np.ndarray, index: Index, rank: int, labels: BlockLab
 
 
 def _from_bands(array: np.ndarray, index: Index, rank: int, labels: BlockLabels) -> Number | None:
-    """The element of an array of two numbers, one of them on a band of diagonals of the two dimensions along which the
-    array varies; None for other arrays."""
+    """The element of an array of two numbers, one of them on a band of diagonals of the two
+    dimensions along which the array varies; None for other arrays."""
     axes = [axis for axis, size in enumerate(array.shape) if size > 1 and _varies(array, axis)]
     if len(axes) != 2:
         return None
-    matrix = TwoNumbers.of(array[tuple(slice(None) if axis in axes else 0 for axis in range(array.ndim))])
+    matrix = TwoNumbers.of(
+        array[tuple(slice(None) if axis in axes else 0 for axis in range(array.ndim))]
+    )
     pattern = if_known(diagonals, matrix)
     if pattern is None:
         return None
     return _on_diagonals(pattern, index[axes[0]], index[axes[1]], rank, labels)
 
 
-def number_of_large(content: LargeContent, shape: Shape, index: Index, rank: int, labels: BlockLabels) -> Number | None:
+def number_of_large(
+    content: LargeContent, shape: Shape, index: Index, rank: int, labels: BlockLabels
+) -> Number | None:
     """The element at `index` of a large constant of this shape; None where no pattern is known."""
     if content.pattern is None:
         return None
@@ -98,7 +109,9 @@ def number_of_large(content: LargeContent, shape: Shape, index: Index, rank: int
     return _on_diagonals(content.pattern, index[row], index[column], rank, labels)
 
 
-def _on_diagonals(pattern: Diagonals, row: Affine, column: Affine, rank: int, labels: BlockLabels) -> Number | None:
+def _on_diagonals(
+    pattern: Diagonals, row: Affine, column: Affine, rank: int, labels: BlockLabels
+) -> Number | None:
     """The element in this row and column of a matrix with bands of diagonals."""
     distance = column - row
     parts: list[Formula] = []
@@ -110,7 +123,9 @@ def _on_diagonals(pattern: Diagonals, row: Affine, column: Affine, rank: int, la
         parts.append(at_least_zero(Affine.number(pattern.upper, rank) - distance))
     condition = conjunction(parts)
     if pattern.prefix:
-        condition = disjunction((condition, at_least_zero(Affine.number(pattern.prefix - 1, rank) - column)))
+        condition = disjunction(
+            (condition, at_least_zero(Affine.number(pattern.prefix - 1, rank) - column))
+        )
     return case(condition, _number(pattern.inside, rank), _number(pattern.outside, rank))
 
 

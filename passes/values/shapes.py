@@ -2,28 +2,29 @@
 
 What is trusted, so that the equality of two `Dim`s may be relied upon:
 
-- Graph inputs: the declared static dims (ONNX Runtime refuses other sizes) and the declared names. One
-  name is one size in all inputs, as the ONNX specification says of `dim_param`; a run that feeds two
-  sizes under one name is outside what is promised. A name that is a sum or product of names
-  ("past + 1", as torch writes) is that expression. A name that is a number from 2 upwards is this
-  size: torch writes "8" where an axis was asked to be dynamic, and the model only works with 8. The
-  number of the axis itself ("1" for axis 1) says nothing. An unnamed dim is a fresh symbol, and so is one
-  whose name has no letter: "-1" and "?" say that a size is open, not that two sizes are the same.
-- Initializers and Constants. An initializer that is also a graph input of a model of IR version 4 or
-  later can be replaced by the caller, so only its declaration counts.
-- The operators, as the rules in `ops/` state them, for runs that succeed: sizes that must agree
-  for the operator to work are taken to agree in its result. No such agreement is carried to other
-  values, so a branch that is not taken proves nothing. The convolutions of the main graph are the exception,
-  see `conv_lengths`.
+- Graph inputs: the declared static dims (ONNX Runtime refuses other sizes) and the declared names.
+  One name is one size in all inputs, as the ONNX specification says of `dim_param`; a run that
+  feeds two sizes under one name is outside what is promised. A name that is a sum or product of
+  names ("past + 1", as torch writes) is that expression. A name that is a number from 2 upwards is
+  this size: torch writes "8" where an axis was asked to be dynamic, and the model only works
+  with 8. The number of the axis itself ("1" for axis 1) says nothing. An unnamed dim is a fresh
+  symbol, and so is one whose name has no letter: "-1" and "?" say that a size is open, not that two
+  sizes are the same.
+- Initializers and Constants. An initializer that is also a graph input of a model of IR version 4
+  or later can be replaced by the caller, so only its declaration counts.
+- The operators, as the rules in `ops/` state them, for runs that succeed: sizes that must agree for
+  the operator to work are taken to agree in its result. No such agreement is carried to other
+  values, so a branch that is not taken proves nothing. The convolutions of the main graph are the
+  exception, see `conv_lengths`.
 - Exporter value_info of intermediate values is not trusted: TorchScript writes the sizes it traced
-  beside operators it does not know. For an operator without a rule only the declared rank and dtype are
-  kept, with fresh dims; a rank does not depend on the run that was traced.
+  beside operators it does not know. For an operator without a rule only the declared rank and dtype
+  are kept, with fresh dims; a rank does not depend on the run that was traced.
 - Everything else is a fresh symbol, equal to nothing but itself.
 
-Sizes may be 0 (a first decoding step has no past). Two kinds of runs are left out. In one, ONNX Runtime departs
-from the operators' definitions: its reductions keep the reduced axis of an empty tensor, and its Concat skips
-an empty tensor of other sizes. In the other, a Reshape target that is computed from sizes holds a 0 (see
-`reshape.reshaped`).
+Sizes may be 0 (a first decoding step has no past). Two kinds of runs are left out. In one, ONNX
+Runtime departs from the operators' definitions: its reductions keep the reduced axis of an empty
+tensor, and its Concat skips an empty tensor of other sizes. In the other, a Reshape target that is
+computed from sizes holds a 0 (see `reshape.reshaped`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,16 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim, named
-from fa_compiler.passes.ir.nodes import all_nodes, domain_of, int_attr, is_op, opset, producer, remember_imports, sole
+from fa_compiler.passes.ir.nodes import (
+    all_nodes,
+    domain_of,
+    int_attr,
+    is_op,
+    opset,
+    producer,
+    remember_imports,
+    sole,
+)
 from fa_compiler.passes.ops import RULES, Context, Fact, UnresolvedError
 from fa_compiler.passes.ops.context import (
     UNKNOWN,
@@ -60,25 +70,27 @@ from fa_compiler.passes.values.position_contents import BlockLabels
 __all__ = ["Fact", "ShapeInfo", "analyse"]
 
 SMALLEST_NUMERAL = 2
-"""Names that are smaller numbers are no sizes: a 1 that only looks like one would change what is broadcast."""
+"""Names that are smaller numbers are no sizes: a 1 that only looks like one would change what is
+broadcast."""
 
 _LOOPS, _ROUNDS = 2, 8
-"""No sizes are known of the states of a loop that lies inside `_LOOPS` others, or whose sizes have not settled after
-`_ROUNDS` walks of its body. Without these limits a file with nested loops would be walked for years. The whole model is
-walked at most so often, too, after the first time."""
+"""No sizes are known of the states of a loop that lies inside `_LOOPS` others, or whose sizes have
+not settled after `_ROUNDS` walks of its body. Without these limits a file with nested loops would
+be walked for years. The whole model is walked at most so often, too, after the first time."""
 
 _OVERRIDABLE = 4
-"""The IR version from which an initializer that is also a graph input can be replaced by the caller."""
+"""The IR version from which an initializer that is also a graph input can be replaced by the
+caller."""
 
 _Functions = Mapping[ir.OperatorIdentifier, ir.Function]
 
 
 def analyse(model: ir.Model | ir.Graph) -> ShapeInfo:
-    """Walk the main graph, its subgraphs and the function bodies once, and again where the convolutions tell more of
-    how divisions of sizes are rounded.
+    """Walk the main graph, its subgraphs and the function bodies once, and again where the
+    convolutions tell more of how divisions of sizes are rounded.
 
-    Function bodies are walked with unknown inputs and attributes; a call's outputs come from walking the
-    body with what the caller gives. Time is linear in the number of nodes and calls.
+    Function bodies are walked with unknown inputs and attributes; a call's outputs come from
+    walking the body with what the caller gives. Time is linear in the number of nodes and calls.
     """
     overridable, functions = True, dict[ir.OperatorIdentifier, ir.Function]()
     if isinstance(model, ir.Model):
@@ -109,7 +121,12 @@ class ShapeInfo:
     """What is known of each value. For values that are made later it is inferred on demand."""
 
     def __init__(
-        self, functions: _Functions, main: ir.Graph | None, *, overridable: bool, least: Mapping[str, int] | None = None
+        self,
+        functions: _Functions,
+        main: ir.Graph | None,
+        *,
+        overridable: bool,
+        least: Mapping[str, int] | None = None,
     ) -> None:
         """`least` holds lower bounds of named sizes of the inputs."""
         self._functions = functions
@@ -139,7 +156,8 @@ class ShapeInfo:
         return self.fact(value).dtype
 
     def content(self, value: ir.Value | None) -> tuple[Dim, ...] | Dim | None:
-        """The elements of a small integer or boolean (0, 1) tensor: a Dim for 0-D, a tuple for 1-D."""
+        """The elements of a small integer or boolean (0, 1) tensor: a Dim for 0-D, a tuple for
+        1-D."""
         content = self.fact(value).content
         if content is None or content.dtype != object or content.ndim > 1:
             return None
@@ -152,10 +170,11 @@ class ShapeInfo:
         return sole(content) if isinstance(content, tuple) else content
 
     def scalar(self, value: ir.Value | None) -> float | None:
-        """The one element of a tensor of rank 0 or with all dims 1, when it is the same in every run.
+        """The one element of a tensor of rank 0 or with all dims 1, when it is the same in every
+        run.
 
-        Computed in the tensor's dtype, each operation rounded as ONNX Runtime rounds it (square roots
-        and the four operations exactly; powers and exponentials to the last bit or two).
+        Computed in the tensor's dtype, each operation rounded as ONNX Runtime rounds it (square
+        roots and the four operations exactly; powers and exponentials to the last bit or two).
         """
         content = self.fact(value).content
         if content is None or content.size != 1:
@@ -181,8 +200,8 @@ class ShapeInfo:
         return fact
 
     def has_open_roundings(self) -> bool:
-        """Is an integer known only as a quotient that may be negative, and that is rounded toward zero then? Or does
-        the model ask for the sign of a size, to round it down?"""
+        """Is an integer known only as a quotient that may be negative, and that is rounded toward
+        zero then? Or does the model ask for the sign of a size, to round it down?"""
         return any(itertools.chain.from_iterable(map(self._open_roundings, self._facts)))
 
     def _open_roundings(self, value: ir.Value) -> Iterator[bool]:
@@ -220,7 +239,8 @@ class ShapeInfo:
         for output, result in zip(node.outputs, results, strict=False):
             fact = _possible(result)
             if fact.dtype is None and output.dtype is not None:
-                # A dtype that is wrong makes ONNX Runtime refuse the model, so a declared one holds.
+                # A dtype that is wrong makes ONNX Runtime refuse the model, so a declared one
+                # holds.
                 fact = Fact(fact.shape, output.dtype, fact.content)
             self._facts[output] = fact
 
@@ -228,7 +248,9 @@ class ShapeInfo:
         """Infer every value of a graph or function body, subgraphs included."""
         facts = self._facts
         for node in graph:
-            if not all(value is None or value in facts or value.producer() is None for value in node.inputs):
+            if not all(
+                value is None or value in facts or value.producer() is None for value in node.inputs
+            ):
                 self._ensure(node)
             elif not node.outputs or not all(output in facts for output in node.outputs):
                 self._open.add(node)
@@ -238,7 +260,8 @@ class ShapeInfo:
     # -- internals ----------------------------------------------------------------------------
 
     def _ensure(self, node: ir.Node) -> None:
-        """Infer `node` after the producers of its inputs, whatever order the graph lists them in."""
+        """Infer `node` after the producers of its inputs, whatever order the graph lists them
+        in."""
         waiting = [node]
         while waiting:
             current = waiting[-1]
@@ -256,18 +279,23 @@ class ShapeInfo:
             waiting.pop()
 
     def _missing(self, node: ir.Node) -> list[ir.Node]:
-        """The producers of the inputs of which nothing was inferred yet. Those that are waited for are left out."""
+        """The producers of the inputs of which nothing was inferred yet. Those that are waited for
+        are left out."""
         makers = (producer(value) for value in node.inputs if value not in self._facts)
         return [maker for maker in makers if maker is not None and maker not in self._open]
 
     def _leaf(self, value: ir.Value) -> Fact:
-        """A value without a producer: an initializer, an input of the main graph, or another input."""
+        """A value without a producer: an initializer, an input of the main graph, or another
+        input."""
         tensor = value.const_value
         is_input = value.is_graph_input()
         if tensor is not None and not (is_input and self._overridable):
             return tensor_fact(tensor)
         if is_input and value.graph is self._main and value.shape is not None:
-            return Fact(tuple(_declared(dim, axis, self._least) for axis, dim in enumerate(value.shape)), value.dtype)
+            return Fact(
+                tuple(_declared(dim, axis, self._least) for axis, dim in enumerate(value.shape)),
+                value.dtype,
+            )
         return Fact(None, value.dtype)
 
     def _infer(self, node: ir.Node, facts: list[Fact | None]) -> Sequence[Fact]:
@@ -285,14 +313,18 @@ class ShapeInfo:
             return []
         return [result] if isinstance(result, Fact) else result
 
-    def _call(self, node: ir.Node, function: ir.Function, facts: list[Fact | None]) -> Sequence[Fact]:
+    def _call(
+        self, node: ir.Node, function: ir.Function, facts: list[Fact | None]
+    ) -> Sequence[Fact]:
         if node.op_identifier() in self._calls:
             return []
         inner = ShapeInfo(self._functions, None, overridable=self._overridable)
         inner._calls = self._calls | {node.op_identifier()}
         inner._loops = self._loops
         inner._bound = self._arguments(node, function)
-        for value, given in zip(function.inputs, [*facts, *[None] * len(function.inputs)], strict=False):
+        for value, given in zip(
+            function.inputs, [*facts, *[None] * len(function.inputs)], strict=False
+        ):
             inner._facts[value] = given or UNKNOWN
         inner.walk(function)
         return [inner.fact(value) for value in function.outputs]
@@ -316,7 +348,8 @@ class ShapeInfo:
         return self._iterations(context, bodies[0]) if bodies else []
 
     def _branches(self, context: Context, bodies: Sequence[ir.Graph]) -> Sequence[Fact]:
-        """The results of an If: those of the branch that every run takes, else what both branches have in common."""
+        """The results of an If: those of the branch that every run takes, else what both branches
+        have in common."""
         for body in bodies:
             self.walk(body)
         taken = _taken(context)
@@ -333,23 +366,35 @@ class ShapeInfo:
         if not 0 <= form.slices <= len(context.node.inputs):
             return []
         carried = self._walk_loop(context, body, form)
-        # The other results of a body may differ from one iteration to the next, so no size of them is known.
+        # The other results of a body may differ from one iteration to the next, so no size of them
+        # is known.
         results = body.outputs[form.results_before :]
-        if not len(carried) == form.states <= len(results):  # the body has fewer values than the operator gives it
+        # the body has fewer values than the operator gives it
+        if not len(carried) == form.states <= len(results):
             return []
         known = [*carried, *[None] * (len(results) - form.states)]
-        return [Fact(shape, value.dtype or self.dtype(value)) for shape, value in zip(known, results, strict=True)]
+        return [
+            Fact(shape, value.dtype or self.dtype(value))
+            for shape, value in zip(known, results, strict=True)
+        ]
 
     def _walk_loop(self, context: Context, body: ir.Graph, form: _LoopForm) -> list[Shape | None]:
         """Walk the body of a Loop or Scan, and return the shapes of its states.
 
-        The states change from one iteration to the next. A state keeps a size if it starts with this size, and if the
-        body returns it with this size in every iteration in which all states have their kept sizes. Ranks are treated
-        alike. A slice of a Scan has the shape of its tensor without the scanned axis.
+        The states change from one iteration to the next. A state keeps a size if it starts with
+        this size, and if the body returns it with this size in every iteration in which all states
+        have their kept sizes. Ranks are treated alike. A slice of a Scan has the shape of its
+        tensor without the scanned axis.
         """
         first, states = form.inputs_before, form.states
         self._give_counters(context, body, states)
-        carried = list(zip(body.inputs[first : first + states], body.outputs[form.results_before :], strict=False))
+        carried = list(
+            zip(
+                body.inputs[first : first + states],
+                body.outputs[form.results_before :],
+                strict=False,
+            )
+        )
         starts = [context.fact(first + index) for index in range(len(carried))]
         kept: list[tuple[Dim | None, ...] | None] = [start.shape for start in starts]
         for rounds in itertools.count():
@@ -370,14 +415,16 @@ class ShapeInfo:
         raise AssertionError("unreachable")
 
     def _give_counters(self, context: Context, body: ir.Graph, states: int) -> None:
-        """State what is known of the inputs of a body that are no states: the number of the iteration and the condition
-        of a Loop, the slices of a Scan."""
+        """State what is known of the inputs of a body that are no states: the number of the
+        iteration and the condition of a Loop, the slices of a Scan."""
         for value in body.inputs:
             self._facts[value] = Fact(None, value.dtype)
         if is_op(context.node, "Scan"):
             self._give_slices(context, body, states)
             return
-        for value, dtype in zip(body.inputs[:2], (ir.DataType.INT64, ir.DataType.BOOL), strict=False):
+        for value, dtype in zip(
+            body.inputs[:2], (ir.DataType.INT64, ir.DataType.BOOL), strict=False
+        ):
             self._facts[value] = Fact((), dtype)
 
     def _give_slices(self, context: Context, body: ir.Graph, states: int) -> None:
@@ -398,8 +445,8 @@ class ShapeInfo:
 
 @dataclass(frozen=True)
 class _LoopForm:
-    """The number of the states of a Loop or Scan, and what it has before them: inputs of the operator, and results of
-    its body. A Scan has slices behind its states."""
+    """The number of the states of a Loop or Scan, and what it has before them: inputs of the
+    operator, and results of its body. A Scan has slices behind its states."""
 
     inputs_before: int
     results_before: int
@@ -424,8 +471,11 @@ def _with_unknown(sizes: tuple[Dim | None, ...] | None) -> Shape | None:
     return tuple(map(or_fresh, sizes))
 
 
-def _common_sizes(sizes: tuple[Dim | None, ...] | None, shape: Shape | None) -> tuple[Dim | None, ...] | None:
-    """The sizes that a state was given and is returned with; None when its rank is not the same or unknown."""
+def _common_sizes(
+    sizes: tuple[Dim | None, ...] | None, shape: Shape | None
+) -> tuple[Dim | None, ...] | None:
+    """The sizes that a state was given and is returned with; None when its rank is not the same or
+    unknown."""
     if sizes is None or shape is None or len(sizes) != len(shape):
         return None
     return tuple(own if own == other else None for own, other in zip(sizes, shape, strict=True))
@@ -441,24 +491,29 @@ def _declared(dim: int | ir.SymbolicDim, axis: int, least: Mapping[str, int]) ->
     if not any(map(str.isalpha, name)):
         return Dim.fresh()
     size = named(name)
-    return size.substitute({atom: Dim.symbol(atom.name, least[atom.name]) for atom in size.atoms if atom.name in least})
+    return size.substitute(
+        {atom: Dim.symbol(atom.name, least[atom.name]) for atom in size.atoms if atom.name in least}
+    )
 
 
 def _possible(fact: Fact) -> Fact:
     """The fact with unknown sizes in place of negative ones, which no run that succeeds has."""
     if fact.shape is None or all(dim.const is None or dim.const >= 0 for dim in fact.shape):
         return fact
-    return Fact(tuple(Dim.fresh() if (dim.const or 0) < 0 else dim for dim in fact.shape), fact.dtype)
+    return Fact(
+        tuple(Dim.fresh() if (dim.const or 0) < 0 else dim for dim in fact.shape), fact.dtype
+    )
 
 
 def _unknown(context: Context) -> Sequence[Fact]:
-    """What is known of the results of an operator without a rule: their declared ranks and types."""
+    """What is known of the results of an operator without a rule: their declared ranks and
+    types."""
     return [Fact(fresh(if_known(len, value.shape)), value.dtype) for value in context.node.outputs]
 
 
 def _taken(context: Context) -> ir.Graph | None:
-    """The branch that an If takes in every run; None when it is unknown. TorchScript tests whether a constant size is 1
-    before it squeezes the axis."""
+    """The branch that an If takes in every run; None when it is unknown. TorchScript tests whether
+    a constant size is 1 before it squeezes the axis."""
     condition = sole(context.ints(0))
     name = "then_branch" if condition else "else_branch"
     branch = context.node.attributes.get(name)
@@ -473,7 +528,8 @@ def _either(a: Fact, b: Fact) -> Fact:
 
 
 def _same_content(a: Content | None, b: Content | None) -> Content | None:
-    """The content that two values have in common: all of it, or nothing. A NaN is equal to a NaN."""
+    """The content that two values have in common: all of it, or nothing. A NaN is equal to a
+    NaN."""
     if a is None or b is None or a.dtype != b.dtype:
         return None
     return a if np.array_equal(a, b, equal_nan=a.dtype != object) else None

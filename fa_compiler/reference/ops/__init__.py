@@ -1,4 +1,5 @@
-"""The references, one file for each operator. Importing this package registers all of them, by `operator` (call.py)."""
+"""The references, one file for each operator. Importing this package registers all of them, by
+`operator` (call.py)."""
 
 import importlib
 import pkgutil

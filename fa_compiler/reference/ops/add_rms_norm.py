@@ -2,7 +2,8 @@
 
     x = x1 + x2;  rstd = 1 / sqrt(mean(x^2) + epsilon);  y = x rstd gamma
 
-As on A2 and A3, x is rounded to the type of x1 before it is normalised, and so is x rstd before gamma multiplies it.
+As on A2 and A3, x is rounded to the type of x1 before it is normalised, and so is x rstd before
+gamma multiplies it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from fa_compiler.reference.ops.rms_norm import reciprocal
 
 @operator("AddRmsNorm")
 def add_rms_norm(call: OpCall) -> dict[str, Output]:
-    """y and the sum x in the shape and type of x1, and rstd in float32, with size 1 along the axes of gamma."""
+    """y and the sum x in the shape and type of x1, and rstd in float32, with size 1 along the axes
+    of gamma."""
     first, second, gamma = (call.tensor(name) for name in ("x1", "x2", "gamma"))
 
     def rounded(values: Floats) -> Floats:

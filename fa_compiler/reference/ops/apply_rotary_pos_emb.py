@@ -1,4 +1,5 @@
-"""ApplyRotaryPosEmb: rotates pairs of the last axis of a query and of a key by the angles of positions.
+"""ApplyRotaryPosEmb: rotates pairs of the last axis of a query and of a key by the angles of
+positions.
 
 Both become what RotaryPositionEmbedding makes of them, in the mode half, interleave or quarter.
 """

@@ -1,7 +1,7 @@
 """CausalConv1d: a prompt, or a step of decoding, and the tokens that it leaves in conv_states.
 
-A prompt writes its last tokens to the end of a line. A step writes the tokens behind the accepted ones to its
-beginning. A skipped sequence gives 0 here; the operator does not write its rows.
+A prompt writes its last tokens to the end of a line. A step writes the tokens behind the accepted
+ones to its beginning. A skipped sequence gives 0 here; the operator does not write its rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def causal_conv1d(call: OpCall) -> dict[str, Output]:
         if not is_step and (modes is None or not modes[sequence]):
             history = np.zeros_like(history)
         padded = np.concatenate([history, rows[where]])
-        y[where] = _activated(convolved(padded, weight) + (0.0 if bias is None else bias.astype(np.float64)), call)
+        y[where] = _activated(
+            convolved(padded, weight) + (0.0 if bias is None else bias.astype(np.float64)), call
+        )
         if is_step:
             kept = padded[1 : 1 + states.shape[1]]
             states[line, : len(kept)] = kept

@@ -1,4 +1,5 @@
-"""ChunkGatedDeltaRule: the steps of `delta_rule.py` one by one, which chunks only compute in another order."""
+"""ChunkGatedDeltaRule: the steps of `delta_rule.py` one by one, which chunks only compute in
+another order."""
 
 from __future__ import annotations
 

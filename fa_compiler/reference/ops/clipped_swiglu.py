@@ -1,9 +1,11 @@
 """ClippedSwiglu: SwiGLU between limits, as gpt-oss has it.
 
-    a, b = parts of x;  y = min(a, limit) / (1 + exp(-alpha min(a, limit))) (clip(b, -limit, limit) + bias)
+    a, b = parts of x;  y = min(a, limit) / (1 + exp(-alpha min(a, limit))) (clip(b, -limit, limit)
+                        + bias)
 
-The axes from dim on are one row. a and b are its elements of even and of odd places if `interleaved`, and else its
-halves. With group_index, only as many rows are computed as its sum says, and the others are 0.
+The axes from dim on are one row. a and b are its elements of even and of odd places if
+`interleaved`, and else its halves. With group_index, only as many rows are computed as its sum
+says, and the others are 0.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """FlashAttentionScore: O = dropout(softmax(mask(S))) V, and the row statistics the gradient needs.
 
-A query, key or value of batch 1 is repeated to the batch of the others (extension EXT-BATCH-BROADCAST). Only the valid
-rows of key and value are read (extension EXT-KEY-LENGTH). The results and statistics of empty inputs are 0, and so are
-those of a packed batch entry that has queries but no keys.
+A query, key or value of batch 1 is repeated to the batch of the others (extension
+EXT-BATCH-BROADCAST). Only the valid rows of key and value are read (extension EXT-KEY-LENGTH). The
+results and statistics of empty inputs are 0, and so are those of a packed batch entry that has
+queries but no keys.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from fa_compiler.reference.statistics import check_order, pack
 
 @operator("FlashAttentionScore")
 def flash_attention_score(call: OpCall) -> dict[str, Output]:
-    """softmax_max and softmax_sum (float32), softmax_out (never computed, [0,0,0,0]) and attention_out."""
+    """softmax_max and softmax_sum (float32), softmax_out (never computed, [0,0,0,0]) and
+    attention_out."""
     attention = Attention(repeat_batch(shorten_keys(call)), pse_name="real_shift")
     side = attention.query_side
     if call.attrs.get("cpu_mask_batch") == "repeated" and side.layout == "TND":
         raise call.error("cpu_mask_batch", "'repeated' needs a layout with a batch, not TND")
     order = check_order(call, "softmax_out_layout")
-    empty_rows, nan_rows = (str(call.attrs.get(name, "")) for name in ("cpu_empty_rows", "cpu_nan_rows"))
+    empty_rows, nan_rows = (
+        str(call.attrs.get(name, "")) for name in ("cpu_empty_rows", "cpu_nan_rows")
+    )
     valueless = call.attrs.get("cpu_masked_values") == "zero"
     biased = call.attrs.get("cpu_masked_bias") == "added"
     row_max = [np.zeros((side.heads, length)) for length in side.lengths]

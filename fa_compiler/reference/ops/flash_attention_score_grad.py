@@ -1,8 +1,10 @@
-"""FlashAttentionScoreGrad: the gradients of attention_out with respect to query, key, value, rope inputs and sink.
+"""FlashAttentionScoreGrad: the gradients of attention_out with respect to query, key, value, rope
+inputs and sink.
 
-P is recomputed from softmax_max and softmax_sum. Scores are limited to softmax_max, so P never exceeds 1 / softmax_sum,
-even if the statistics are rounded. If softmax_max is the largest score of its row rounded to float32, that score is
-used instead. With dO = dy, O = attention_in and the dropout factors F:
+P is recomputed from softmax_max and softmax_sum. Scores are limited to softmax_max, so P never
+exceeds 1 / softmax_sum, even if the statistics are rounded. If softmax_max is the largest score of
+its row rounded to float32, that score is used instead. With dO = dy, O = attention_in and the
+dropout factors F:
 
     dV = (P F)^T dO;  dP = (dO V^T) F;  dS = P (dP - rowsum(dO O));  dQ = scale dS K;  dK = scale dS^T Q
     with cpu_softcap c: dQ = scale (dS (1 - tanh(x / c)^2)) K with x = scale A, and dK likewise
@@ -10,10 +12,11 @@ used instead. With dO = dy, O = attention_in and the dropout factors F:
 
 dK and dV are sums over the query heads of a group. There is no gradient of the bias: dpse is zeros.
 
-Rows that the attribute cpu_nan_rows made 0 in the forward pass contribute to no gradient. A row that attends no key
-contributes to dV only, with the P that cpu_empty_rows gave it: 0 for "" and "zero", 1 / S2 for "mean", NaN for "nan".
-With the attribute cpu_mask_value, a masked key has that score and a P, with cpu_masked_bias that number plus its bias.
-It contributes to dV, but not to dQ and dK.
+Rows that the attribute cpu_nan_rows made 0 in the forward pass contribute to no gradient. A row
+that attends no key contributes to dV only, with the P that cpu_empty_rows gave it: 0 for "" and
+"zero", 1 / S2 for "mean", NaN for "nan". With the attribute cpu_mask_value, a masked key has that
+score and a P, with cpu_masked_bias that number plus its bias. It contributes to dV, but not to dQ
+and dK.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from fa_compiler.reference.statistics import check_order, unpack, unrounded
 
 @operator("FlashAttentionScoreGrad")
 def flash_attention_score_grad(call: OpCall) -> dict[str, Output]:
-    """dq, dk, dv, dpse (zeros), dq_rope, dk_rope, dsink; the gradient of an absent input is empty, [0]."""
+    """dq, dk, dv, dpse (zeros), dq_rope, dk_rope, dsink; the gradient of an absent input is empty,
+    [0]."""
     attention = Attention(call, pse_name="pse_shift")
     q_side, kv_side = attention.query_side, attention.key_side
     order = check_order(call, "softmax_in_layout")
@@ -108,16 +112,21 @@ def _with_empty_rows(call: OpCall, p: Floats, allowed: Bools) -> tuple[Floats, B
     value = str(call.attrs.get("cpu_empty_rows", ""))
     probability = {"mean": 1.0 / allowed.shape[1], "nan": np.nan}.get(value, 0.0)
     empty = np.logical_not(allowed.any(axis=1))[:, None]
-    return np.where(empty, probability, p), (allowed | empty) if value in ("mean", "nan") else allowed
+    return np.where(empty, probability, p), (allowed | empty) if value in (
+        "mean",
+        "nan",
+    ) else allowed
 
 
 def _like_output(call: OpCall, attention: Attention, name: str) -> list[Floats]:
-    """dy or attention_in of each batch entry: they have the query's layout and the value's head size."""
+    """dy or attention_in of each batch entry: they have the query's layout and the value's head
+    size."""
     return attention.query_side.split(call.tensor(name), attention.query_side.width(call, name))
 
 
 def _apart(attention: Attention, side: Side, parts: list[Floats]) -> tuple[Floats, Floats]:
-    """The gradients of the plain part and of the rope part. The latter is [0] without rope inputs."""
+    """The gradients of the plain part and of the rope part. The latter is [0] without rope
+    inputs."""
     width, rope_width = attention.width, attention.rope_width
     plain = side.join([part[..., :width] for part in parts], width)
     if attention.call.optional("query_rope") is None:

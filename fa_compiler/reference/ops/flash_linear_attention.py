@@ -22,7 +22,8 @@ from fa_compiler.reference.call import Array, Floats, OpCall, Output, operator
 
 @operator("FlashLinearAttention")
 def flash_linear_attention(call: OpCall) -> dict[str, Output]:
-    """output [B,T,H*Dv] in the type of query, present_state [N,Hv,Dk,Dv] in the type of past_state."""
+    """output [B,T,H*Dv] in the type of query, present_state [N,Hv,Dk,Dv] in the type of
+    past_state."""
     query, value, past = call.tensor("query"), call.tensor("value"), call.optional("past_state")
     q_heads, heads = call.attrs["q_num_heads"], call.attrs["kv_num_heads"]
     batch, tokens = query.shape[:2]
@@ -42,7 +43,9 @@ def flash_linear_attention(call: OpCall) -> dict[str, Output]:
             with np.errstate(invalid="ignore", over="ignore"):
                 state = rows.step(state, b, t)
             read = np.repeat(state, out_heads // heads, axis=0)
-            output[b, t] = np.einsum("hd,hdv->hv", np.repeat(rows.query[b, t], out_heads // q_heads, axis=0), read)
+            output[b, t] = np.einsum(
+                "hd,hdv->hv", np.repeat(rows.query[b, t], out_heads // q_heads, axis=0), read
+            )
         present[entry] = state
     output *= call.attrs["scale"] or size**-0.5
     return {
@@ -53,7 +56,8 @@ def flash_linear_attention(call: OpCall) -> dict[str, Output]:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The inputs in float64 as [B,T,heads,width], with one head for each state, and query with its own heads."""
+    """The inputs in float64 as [B,T,heads,width], with one head for each state, and query with its
+    own heads."""
 
     query: Floats
     key: Floats
@@ -97,7 +101,10 @@ class _Rows:
         after: Floats = state + key[..., None] * added[:, None]
         if self.write is not None and self.read is not None:
             source = before if self.reads_before_decay else state
-            after += self.write[b, t][..., None] * np.einsum("hdv,hd->hv", source, self.read[b, t])[:, None]
+            after += (
+                self.write[b, t][..., None]
+                * np.einsum("hdv,hd->hv", source, self.read[b, t])[:, None]
+            )
         return after
 
 

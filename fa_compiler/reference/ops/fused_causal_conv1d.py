@@ -1,8 +1,9 @@
-"""FusedCausalConv1d: the convolution with the tokens before, x added to it, and the tokens left in conv_states.
+"""FusedCausalConv1d: the convolution with the tokens before, x added to it, and the tokens left in
+conv_states.
 
-With prefix caching, a sequence reads the line of the block initial_state_idx, writes that of the block
-block_idx_last_scheduled_token, and the lines of the blocks from block_idx_first_scheduled_token on get the tokens
-before the end of each block that it fills.
+With prefix caching, a sequence reads the line of the block initial_state_idx, writes that of the
+block block_idx_last_scheduled_token, and the lines of the blocks from
+block_idx_first_scheduled_token on get the tokens before the end of each block that it fills.
 """
 
 from __future__ import annotations
@@ -52,7 +53,11 @@ def _lines(call: OpCall, sequence: int) -> tuple[int, int] | None:
         return None if line is None else (line, line)
     lines = call.tensor("cache_indices")[sequence]
     write = int(lines[last[sequence]])
-    return None if write == skipped else (int(lines[call.tensor("initial_state_idx")[sequence]]), write)
+    return (
+        None
+        if write == skipped
+        else (int(lines[call.tensor("initial_state_idx")[sequence]]), write)
+    )
 
 
 def _keep_blocks(call: OpCall, sequence: int, padded: Floats, states: Floats) -> None:
@@ -70,6 +75,8 @@ def _keep_blocks(call: OpCall, sequence: int, padded: Floats, states: Floats) ->
         line = int(call.tensor("cache_indices")[sequence][first + block])
         start = end - (count - block - 1) * size
         if start < 0:
-            raise call.error("block_idx_first_scheduled_token", "leaves more blocks than the sequence fills")
+            raise call.error(
+                "block_idx_first_scheduled_token", "leaves more blocks than the sequence fills"
+            )
         if line != call.attrs["pad_slot_id"]:
             states[line, states.shape[1] - (width - 1) :] = padded[start : start + width - 1]

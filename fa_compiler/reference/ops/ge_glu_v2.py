@@ -2,7 +2,8 @@
 
     a, b = halves of x along dim;  y = a Gelu(b), or Gelu(a) b if activate_left
 
-Gelu is exact with approximate 0, and computed by tanh with 1. It is rounded to the type of x before it is multiplied.
+Gelu is exact with approximate 0, and computed by tanh with 1. It is rounded to the type of x before
+it is multiplied.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def ge_glu_v2(call: OpCall) -> dict[str, Output]:
 
 def gelu(x: Floats, is_exact: bool) -> Floats:
     """x times the share of a normal distribution below it, exactly or by tanh."""
-    share = _erf(x / np.sqrt(2)) if is_exact else np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+    share = (
+        _erf(x / np.sqrt(2)) if is_exact else np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+    )
     result: Floats = 0.5 * x * (1 + share)
     return result

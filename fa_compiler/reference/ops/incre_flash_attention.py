@@ -3,14 +3,14 @@
     S = scale*(q K^T) + pse;  masked keys have the score -1e12;  O = softmax(S) V
     with cpu_softcap c: S = c * tanh(scale*(q K^T) / c) + pse
 
-So a row whose keys are all masked gives the mean of the values. An entry without keys gives 0, as INT8 with any offset,
-too. The value of a masked key is not read if its probability is 0.
+So a row whose keys are all masked gives the mean of the values. An entry without keys gives 0, as
+INT8 with any offset, too. The value of a masked key is not read if its probability is 0.
 
-INT8 keys and values with a float query represent (x + antiquant_offset) * antiquant_scale. With an INT8 query the
-products are products of integers: S = scale*((q K^T) * dequant_scale1) + pse. exp(S - max) is replaced by
-round(exp(S - max) * quant_scale1), saturated to INT8, and O = (P V) * dequant_scale2 / sum. An INT8 result is
-round(O * quant_scale2 + quant_offset2), with ties to even, saturated. NaN becomes -128, as in ONNX Runtime's
-QuantizeLinear.
+INT8 keys and values with a float query represent (x + antiquant_offset) * antiquant_scale. With an
+INT8 query the products are products of integers: S = scale*((q K^T) * dequant_scale1) + pse.
+exp(S - max) is replaced by round(exp(S - max) * quant_scale1), saturated to INT8, and O = (P V) *
+dequant_scale2 / sum. An INT8 result is round(O * quant_scale2 + quant_offset2), with ties to even,
+saturated. NaN becomes -128, as in ONNX Runtime's QuantizeLinear.
 """
 
 from __future__ import annotations
@@ -33,10 +33,14 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 @operator("IncreFlashAttention")
 def incre_flash_attention(call: OpCall) -> dict[str, Output]:
-    """attention_out in query's shape and type; INT8 with quant_scale2, float16 for an INT8 query without it."""
+    """attention_out in query's shape and type; INT8 with quant_scale2, float16 for an INT8 query
+    without it."""
     caches = Caches(call)
     dtypes = _dtypes(call, caches)
-    scale, softcap = float(call.attrs["scale_value"]), float(np.float32(call.attrs.get("cpu_softcap", 0.0)))
+    scale, softcap = (
+        float(call.attrs["scale_value"]),
+        float(np.float32(call.attrs.get("cpu_softcap", 0.0))),
+    )
     mask, pse = _mask(call, caches), _pse(call, caches)
     integers = Integers(call, _CHAIN) if dtypes.query == np.int8 else None
     antiquant = _antiquant(call, caches) if dtypes.key == np.int8 and integers is None else {}
@@ -48,7 +52,9 @@ def incre_flash_attention(call: OpCall) -> dict[str, Output]:
             continue
         key, value = (caches.stored(name, entry).astype(np.float64) for name in ("key", "value"))
         if antiquant:
-            key, value = ((x + antiquant[n][1]) * antiquant[n][0] for n, x in (("key", key), ("value", value)))
+            key, value = (
+                (x + antiquant[n][1]) * antiquant[n][0] for n, x in (("key", key), ("value", value))
+            )
         masked = np.zeros(count, np.bool_) if mask is None else mask[entry, first : first + count]
         for head in range(caches.heads):
             with np.errstate(invalid="ignore", over="ignore"):
@@ -90,9 +96,14 @@ def _dtypes(call: OpCall, caches: Caches) -> _Types:
     for name in ("key", "value"):
         for tensor in caches.tensors[name]:
             if tensor.dtype != key or key.name not in (query.name, "int8"):
-                raise call.error(name, f"dtype {tensor.dtype.name} beside a query of {query.name}, key of {key.name}")
+                raise call.error(
+                    name,
+                    f"dtype {tensor.dtype.name} beside a query of {query.name}, key of {key.name}",
+                )
     out = np.dtype(np.float16) if query == np.int8 else query
-    return _Types(query, key, np.dtype(np.int8) if call.optional("quant_scale2") is not None else out)
+    return _Types(
+        query, key, np.dtype(np.int8) if call.optional("quant_scale2") is not None else out
+    )
 
 
 def _mask(call: OpCall, caches: Caches) -> Bools | None:
@@ -101,7 +112,10 @@ def _mask(call: OpCall, caches: Caches) -> Bools | None:
     if mask is None:
         return None
     if mask.ndim not in (2, 3, 4) or mask.shape[:-1] != (caches.batch, *(1,) * (mask.ndim - 2)):
-        raise call.error("atten_mask", f"shape {list(mask.shape)} is not [{caches.batch},keys], with ones between")
+        raise call.error(
+            "atten_mask",
+            f"shape {list(mask.shape)} is not [{caches.batch},keys], with ones between",
+        )
     _covers(call, caches, "atten_mask", mask)
     masked: Bools = mask.reshape(caches.batch, -1) != 0
     return masked
@@ -112,8 +126,15 @@ def _pse(call: OpCall, caches: Caches) -> Floats | None:
     pse = call.optional("pse_shift")
     if pse is None:
         return None
-    if pse.ndim != 4 or pse.shape[0] not in (1, caches.batch) or pse.shape[1:3] != (caches.heads, 1):
-        raise call.error("pse_shift", f"shape {list(pse.shape)} is not [{caches.batch} or 1,{caches.heads},1,keys]")
+    if (
+        pse.ndim != 4
+        or pse.shape[0] not in (1, caches.batch)
+        or pse.shape[1:3] != (caches.heads, 1)
+    ):
+        raise call.error(
+            "pse_shift",
+            f"shape {list(pse.shape)} is not [{caches.batch} or 1,{caches.heads},1,keys]",
+        )
     _covers(call, caches, "pse_shift", pse)
     return pse[:, :, 0].astype(np.float64)
 
@@ -128,7 +149,10 @@ def _antiquant(call: OpCall, caches: Caches) -> dict[str, tuple[Floats, Floats]]
     """Scale and offset of key and of value, each [1,1,1] or [N2,1,D]."""
     scale, offset = call.tensor("antiquant_scale"), call.optional("antiquant_offset")
     if offset is not None and offset.shape != scale.shape:
-        raise call.error("antiquant_offset", f"shape {list(offset.shape)} is not {list(scale.shape)} as the scale")
+        raise call.error(
+            "antiquant_offset",
+            f"shape {list(offset.shape)} is not {list(scale.shape)} as the scale",
+        )
     n2, d = caches.key_heads, caches.width
     if scale.shape not in ((2,), (2, n2, 1, d), (2, n2, d), (2, n2 * d)):
         raise call.error("antiquant_scale", f"shape {list(scale.shape)} is not [2] or [2,{n2},{d}]")
@@ -144,7 +168,10 @@ def _quantised(call: OpCall, caches: Caches, out: Floats) -> Floats:
         return out
     sizes = (1, caches.heads * caches.width)
     if scale.size not in sizes or (offset is not None and offset.size != scale.size):
-        raise call.error("quant_scale2", f"has {scale.size} numbers (its offset as many), expected 1 or {sizes[1]}")
+        raise call.error(
+            "quant_scale2",
+            f"has {scale.size} numbers (its offset as many), expected 1 or {sizes[1]}",
+        )
     form = (1, 1) if scale.size == 1 else (caches.heads, caches.width)
     result: Floats = out * scale.astype(np.float64).reshape(form)
     if offset is not None:

@@ -1,6 +1,7 @@
 """InterleaveRope: sorts a head into its elements of even and of odd places, and rotates the halves.
 
-y = q cos + (-q2, q1) sin        q is x, its even elements in front of its odd ones; q1 and q2 are its halves
+y = q cos + (-q2, q1) sin        q is x, its even elements in front of its odd ones; q1 and q2 are
+                                 its halves
 """
 
 from __future__ import annotations

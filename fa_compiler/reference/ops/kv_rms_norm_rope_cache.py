@@ -1,10 +1,11 @@
 """KvRmsNormRopeCache: normalised and rotated keys, written into caches.
 
     latent = x / sqrt(mean(x^2) + epsilon) gamma
-    key = (e cos1 - o sin1, o cos2 + e sin2)        e and o are the elements of even and of odd places, and cos1 and
-                                                    cos2 the halves of cos
+    key = (e cos1 - o sin1, o cos2 + e sin2)        e and o are the elements of even and of odd
+                                                    places, and cos1 and cos2 the halves of cos
 
-What goes into a cache of INT8 is multiplied by a scale, moved by an offset, rounded to even and saturated.
+What goes into a cache of INT8 is multiplied by a scale, moved by an offset, rounded to even and
+saturated.
 """
 
 from __future__ import annotations
@@ -21,15 +22,22 @@ from fa_compiler.reference.ops.rms_norm import reciprocal
 
 @operator("KvRmsNormRopeCache")
 def kv_rms_norm_rope_cache(call: OpCall) -> dict[str, Output]:
-    """Both caches after the call, and k_rope and c_kv [B,N,S,D], which hold 0 if the call does not ask for them."""
+    """Both caches after the call, and k_rope and c_kv [B,N,S,D], which hold 0 if the call does not
+    ask for them."""
     kv, value = call.tensor("kv"), call.optional("v")
     key, latent = _rows(call)
     shown = call.attrs["is_output_kv"]
     names = (("k_cache", key, "k_rope"), ("ckv_cache", latent, "c_kv"))
     found = {cache: _written(call, cache, rows, name) for cache, rows, name in names}
-    if value is not None and call.attrs["cache_mode"] == NORM and call.optional("k_rope_scale") is None:
+    if (
+        value is not None
+        and call.attrs["cache_mode"] == NORM
+        and call.optional("k_rope_scale") is None
+    ):
         shown = shown and call.optional("c_kv_scale") is not None
-    return found | {name: Output(rows if shown else np.zeros_like(rows), kv.dtype) for _, rows, name in names}
+    return found | {
+        name: Output(rows if shown else np.zeros_like(rows), kv.dtype) for _, rows, name in names
+    }
 
 
 def _rows(call: OpCall) -> tuple[Floats, Floats]:
@@ -79,7 +87,9 @@ def _quantised(call: OpCall, dtype: np.dtype[Any], rows: Floats, output: str) ->
     if scale is None:
         return rows
     if dtype != np.int8:
-        raise call.error(f"{output}_scale", f"how a cache of {dtype} is rounded is not known, expected int8")
+        raise call.error(
+            f"{output}_scale", f"how a cache of {dtype} is rounded is not known, expected int8"
+        )
     moved = rows * _beside_tokens(scale) + (0 if offset is None else _beside_tokens(offset))
     return np.clip(np.rint(moved), -128, 127)
 
@@ -90,7 +100,8 @@ def _beside_tokens(numbers: Array) -> Floats:
 
 
 def _places(call: OpCall, pages: Floats, rows: Floats) -> Iterator[tuple[int, int, Floats]]:
-    """The page and the place in it of each token that is written, with the row in the shape of the place."""
+    """The page and the place in it of each token that is written, with the row in the shape of the
+    place."""
     index, mode, size = call.tensor("index"), call.attrs["cache_mode"], pages.shape[1]
     batch, _, tokens, _ = rows.shape
     step = size if mode in BLOCKS else 1

@@ -1,4 +1,5 @@
-"""LayerNormV4: subtracts the mean of rows, divides them by their deviation, and multiplies them by a weight.
+"""LayerNormV4: subtracts the mean of rows, divides them by their deviation, and multiplies them by
+a weight.
 
     rstd = 1 / sqrt(mean((x - mean(x))^2) + epsilon);  y = (x - mean(x)) rstd gamma + beta
 
@@ -17,15 +18,22 @@ from fa_compiler.reference.ops.rms_norm import reciprocal
 
 @operator("LayerNormV4")
 def layer_norm_v4(call: OpCall) -> dict[str, Output]:
-    """y in the shape and type of x, and mean and rstd in float32, with size 1 along the normalised axes."""
+    """y in the shape and type of x, and mean and rstd in float32, with size 1 along the normalised
+    axes."""
     x = call.tensor("x")
     gamma, beta = (call.optional(name) for name in ("gamma", "beta"))
-    rows = normalised(x.astype(np.float64), call.tensor("normalized_shape").size, call.attrs["epsilon"])
+    rows = normalised(
+        x.astype(np.float64), call.tensor("normalized_shape").size, call.attrs["epsilon"]
+    )
     with np.errstate(invalid="ignore", over="ignore"):
         y = rows.values * (1 if gamma is None else gamma.astype(np.float64))
         y = y + (0 if beta is None else beta.astype(np.float64))
     float32 = np.dtype(np.float32)
-    return {"y": Output(y, x.dtype), "mean": Output(rows.mean, float32), "rstd": Output(rows.rstd, float32)}
+    return {
+        "y": Output(y, x.dtype),
+        "mean": Output(rows.mean, float32),
+        "rstd": Output(rows.rstd, float32),
+    }
 
 
 class Rows(NamedTuple):

@@ -4,8 +4,8 @@ With r_hj = relu(q_ih . k_j) and dy_j the gradient of the score of entry j of ro
 
     dw_ih = sum_j dy_j r_hj;  dS_hj = dy_j w_ih [r_hj > 0];  dq_ih = sum_j dS_hj k_j;  dk_j += sum_h dS_hj q_ih
 
-The first min(K, visible) entries are used, in sparseMode 0 all K entries; -1 does not end the list. An entry outside
-the sequence is an error.
+The first min(K, visible) entries are used, in sparseMode 0 all K entries; -1 does not end the list.
+An entry outside the sequence is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from fa_compiler.reference.sparse import SparseCall
 @operator("LightningIndexerGrad")
 def lightning_indexer_grad(call: OpCall) -> dict[str, Output]:
     """dq, dk and dweights, each in the shape of its input."""
-    side = SparseCall(call, ("actual_seq_lengths_query", "actual_seq_lengths_key"), mode="sparseMode")
+    side = SparseCall(
+        call, ("actual_seq_lengths_query", "actual_seq_lengths_key"), mode="sparseMode"
+    )
     query, key = side.by_token("query", side.heads, -1), side.by_key("key", 1, -1)[:, 0]
     weights = side.by_token("weights", side.heads)
     indices = side.indices()[:, 0]
@@ -30,7 +32,10 @@ def lightning_indexer_grad(call: OpCall) -> dict[str, Output]:
         used = count if side.mode == 0 else min(count, row.visible)
         entries = indices[row.token, :used]
         if ((entries < 0) | (entries >= len(row.sequence.keys))).any():
-            raise call.error("sparse_indices", f"the first {used} entries of a row must all be keys of its sequence")
+            raise call.error(
+                "sparse_indices",
+                f"the first {used} entries of a row must all be keys of its sequence",
+            )
         places = row.sequence.keys[entries]
         d = dy[row.token, :used]
         relu = np.maximum(query[row.token] @ key[places].T, 0.0)

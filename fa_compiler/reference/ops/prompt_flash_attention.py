@@ -15,6 +15,7 @@ PROMPT = Operator(
 
 @operator("PromptFlashAttention")
 def prompt_flash_attention(call: OpCall) -> dict[str, Output]:
-    """attention_out in query's type; INT8 with quant_scale2, float16 for an INT8 query without it."""
+    """attention_out in query's type; INT8 with quant_scale2, float16 for an INT8 query without
+    it."""
     results = Prompt(call, PROMPT).compute()
     return {"attention_out": Output(results.out, results.dtype)}

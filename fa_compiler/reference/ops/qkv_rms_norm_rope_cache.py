@@ -1,8 +1,10 @@
-"""QkvRmsNormRopeCache: query and key, normalised and rotated, and the value; key and value go into caches.
+"""QkvRmsNormRopeCache: query and key, normalised and rotated, and the value; key and value go into
+caches.
 
     y = x / sqrt(mean(x^2) + epsilon) gamma;  y cos + (-y2, y1) sin        y1 and y2 are the halves of a head
 
-What goes into a cache of INT8 is divided by a scale, moved by an offset, rounded to even and saturated.
+What goes into a cache of INT8 is divided by a scale, moved by an offset, rounded to even and
+saturated.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from fa_compiler.reference.ops.rms_norm import reciprocal
 
 @operator("QkvRmsNormRopeCache")
 def qkv_rms_norm_rope_cache(call: OpCall) -> dict[str, Output]:
-    """q_out and both caches after the call, and the rows of query, key and value, which hold 0 if the call does not ask
-    for them."""
+    """q_out and both caches after the call, and the rows of query, key and value, which hold 0 if
+    the call does not ask for them."""
     qkv, counts = call.tensor("qkv"), call.attrs["head_nums"]
     heads = qkv.astype(np.float64).reshape(len(qkv), sum(counts), -1)
     query, key, value = np.split(heads, np.cumsum(counts)[:2], axis=1)
@@ -46,7 +48,9 @@ def _written(call: OpCall, name: str, heads: Floats) -> Output:
     cache, size = given.astype(np.float64, order="C"), given.shape[2]
     scale, offset = (call.optional(f"{name}_{word}") for word in ("scale", "offset"))
     if scale is not None:
-        moved = heads / scale.astype(np.float64) + (0.0 if offset is None else offset.astype(np.float64))
+        moved = heads / scale.astype(np.float64) + (
+            0.0 if offset is None else offset.astype(np.float64)
+        )
         heads = np.clip(np.rint(moved), -128, 127)
     for row, place in zip(heads, call.tensor("index").tolist(), strict=True):
         if place >= 0:

@@ -1,4 +1,5 @@
-"""RecurrentGatedDeltaRule: the steps of `delta_rule.py`, with the state of each token in a block of its own.
+"""RecurrentGatedDeltaRule: the steps of `delta_rule.py`, with the state of each token in a block of
+its own.
 
 Sequences are computed in order, which only matters if they name one block.
 """

@@ -1,10 +1,12 @@
 """RingAttentionUpdate: merges two attention results over different keys.
 
-    m = max(m1, m2);  l = l1 e^(m1-m) + l2 e^(m2-m);  O = O1 (l1 e^(m1-m) / l) + O2 (l2 e^(m2-m) / l)
+    m = max(m1, m2);  l = l1 e^(m1-m) + l2 e^(m2-m);  O = O1 (l1 e^(m1-m) / l) + O2 (l2 e^(m2-m)
+                                                      / l)
 
-In SBH the results are [S,B,N*D] and the statistics [B,N,S,8]. In TND the results are [T,N,D] and the statistics are
-declared as [T,N,8]; in memory they are one block [N,S_b,8] for each sequence or, if input_softmax_layout is "TND",
-[T,N,8]. actual_seq_qlen begins with 0. Rows that belong to no sequence are 0.
+In SBH the results are [S,B,N*D] and the statistics [B,N,S,8]. In TND the results are [T,N,D] and
+the statistics are declared as [T,N,8]; in memory they are one block [N,S_b,8] for each sequence or,
+if input_softmax_layout is "TND", [T,N,8]. actual_seq_qlen begins with 0. Rows that belong to no
+sequence are 0.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from fa_compiler.reference.statistics import pack, unpack
 
 @operator("RingAttentionUpdate")
 def ring_attention_update(call: OpCall) -> dict[str, Output]:
-    """attn_out in the shape and type of prev_attn_out; softmax_max and softmax_sum in float32, in the inputs' order."""
+    """attn_out in the shape and type of prev_attn_out; softmax_max and softmax_sum in float32, in
+    the inputs' order."""
     result = call.tensor("prev_attn_out")
     side = _side(call)
     width = side.width(call, "prev_attn_out")
@@ -30,7 +33,9 @@ def ring_attention_update(call: OpCall) -> dict[str, Output]:
         parts.append(side.split(call.tensor(f"{part}_attn_out"), width))
         for kind in ("max", "sum"):
             name = f"{part}_softmax_{kind}"
-            parts.append(_in_true_order(call, name, side) if true_order else unpack(call, name, side, ""))
+            parts.append(
+                _in_true_order(call, name, side) if true_order else unpack(call, name, side, "")
+            )
     outs, maxima, sums = [], [], []
     for out1, max1, sum1, out2, max2, sum2 in zip(*parts, strict=True):
         top = np.maximum(max1, max2)
@@ -59,4 +64,7 @@ def _side(call: OpCall) -> Side:
 
 def _in_true_order(call: OpCall, name: str, side: Side) -> list[Floats]:
     data = call.tensor(name)[..., 0].astype(np.float64)
-    return [data[start : start + count].T for start, count in zip(side.starts, side.lengths, strict=True)]
+    return [
+        data[start : start + count].T
+        for start, count in zip(side.starts, side.lengths, strict=True)
+    ]

@@ -19,7 +19,8 @@ def rms_norm(call: OpCall) -> dict[str, Output]:
 
 
 def scaled(call: OpCall, weight: Floats) -> dict[str, Output]:
-    """x divided by its root mean square along the axes of a weight and multiplied by it, and the reciprocal."""
+    """x divided by its root mean square along the axes of a weight and multiplied by it, and the
+    reciprocal."""
     x = call.tensor("x")
     rstd = reciprocal(x.astype(np.float64), weight.ndim, call.attrs["epsilon"])
     with np.errstate(invalid="ignore", over="ignore"):
@@ -28,8 +29,11 @@ def scaled(call: OpCall, weight: Floats) -> dict[str, Output]:
 
 
 def reciprocal(x: Floats, count: int, epsilon: float) -> Floats:
-    """The reciprocal of the root mean square of x over its last `count` axes, with size 1 along them."""
+    """The reciprocal of the root mean square of x over its last `count` axes, with size 1 along
+    them."""
     axes = tuple(range(x.ndim - count, x.ndim))
     with np.errstate(over="ignore", divide="ignore"):
-        result: Floats = 1 / np.sqrt(np.mean(np.square(x), axis=axes, keepdims=True) + np.float64(np.float32(epsilon)))
+        result: Floats = 1 / np.sqrt(
+            np.mean(np.square(x), axis=axes, keepdims=True) + np.float64(np.float32(epsilon))
+        )
     return result

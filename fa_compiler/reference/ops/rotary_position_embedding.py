@@ -2,10 +2,11 @@
 
     y = x cos + r(x) sin
 
-With x in halves (x1, x2) along the last axis, r(x) is (-x2, x1) in mode 0 (half). In mode 1 (interleave) the pairs are
-neighbours: r(x) = (-x_1, x_0, -x_3, x_2, ...). In mode 2 (quarter) each half is rotated as in mode 0. In mode 3
-(interleave-half) x is first sorted into its even and its odd elements, and then rotated as in mode 0. With `rotate`,
-r(x) is the product of x and this matrix.
+With x in halves (x1, x2) along the last axis, r(x) is (-x2, x1) in mode 0 (half). In mode 1
+(interleave) the pairs are neighbours: r(x) = (-x_1, x_0, -x_3, x_2, ...). In mode 2 (quarter) each
+half is rotated as in mode 0. In mode 3 (interleave-half) x is first sorted into its even and its
+odd elements, and then rotated as in mode 0. With `rotate`, r(x) is the product of x and this
+matrix.
 """
 
 from __future__ import annotations

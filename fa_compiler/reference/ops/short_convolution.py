@@ -14,7 +14,8 @@ from fa_compiler.reference.call import OpCall, Output, operator
 
 @operator("ShortConvolution")
 def short_convolution(call: OpCall) -> dict[str, Output]:
-    """output of the shape of input, present_state [B,C,K-1]: the last K-1 columns of past_state and input together."""
+    """output of the shape of input, present_state [B,C,K-1]: the last K-1 columns of past_state and
+    input together."""
     given, weight = call.tensor("input"), call.tensor("weight").astype(np.float64)[:, 0]
     bias, past = call.optional("bias"), call.optional("past_state")
     columns = given.astype(np.float64)

@@ -1,16 +1,19 @@
-"""SparseFlashAttentionGrad: the gradients of SparseFlashAttention from the statistics of its forward pass.
+"""SparseFlashAttentionGrad: the gradients of SparseFlashAttention from the statistics of its
+forward pass.
 
 With the sums over the keys j in the list of row i, as often as they are listed:
 
     P_ij = exp(S_ij - max_i) / sum_i;  dP_ij = dO_i . v_j;  dS = P (dP - dO_i . O_i)
     dq_i = scale sum_j dS_ij k_j;  dk_j += scale dS_ij q_i;  dv_j += P_ij dO_i
 
-The rope parts have the same gradients. With sinks, which are part of the statistics (the variant of 2026):
+The rope parts have the same gradients. With sinks, which are part of the statistics (the variant of
+2026):
 
     d_sink = - sum_i exp(sink - max_i) / sum_i  dO_i . O_i
 
-Without the input value (the variant of 2026), v is k without its rope part, and d_key is the sum of both gradients. A
-list ends at -1 only; unlike in the forward pass, the number of visible blocks does not limit it.
+Without the input value (the variant of 2026), v is k without its rope part, and d_key is the sum of
+both gradients. A list ends at -1 only; unlike in the forward pass, the number of visible blocks
+does not limit it.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from fa_compiler.reference.statistics import unrounded
 
 @operator("SparseFlashAttentionGrad")
 def sparse_flash_attention_grad(call: OpCall) -> dict[str, Output]:
-    """d_query, d_key, d_value, d_query_rope, d_key_rope and d_sinks. Each is [0] if its input is absent."""
+    """d_query, d_key, d_value, d_query_rope, d_key_rope and d_sinks. Each is [0] if its input is
+    absent."""
     side = SparseCall(call, ("actual_seq_lengths_query", "actual_seq_lengths_kv"))
     query, key = joined(side, "query", "query_rope", False), joined(side, "key", "key_rope", True)
     merged = call.optional("value") is None
@@ -40,12 +44,16 @@ def sparse_flash_attention_grad(call: OpCall) -> dict[str, Output]:
     for row in side.rows():
         for head in range(side.heads):
             kv_head = head // side.group
-            places = row.sequence.keys[chosen(indices[row.token, kv_head], block, row.visible, capped=False)]
+            places = row.sequence.keys[
+                chosen(indices[row.token, kv_head], block, row.visible, capped=False)
+            ]
             q, d_o = query[row.token, head], d_out[row.token, head]
             scores = scale * (key[places, kv_head] @ q)
             share = d_o @ out[row.token, head]
             if sinks is not None:
-                d_sinks[head] -= np.exp(sinks[head] - top[row.token, head]) / total[row.token, head] * share
+                d_sinks[head] -= (
+                    np.exp(sinks[head] - top[row.token, head]) / total[row.token, head] * share
+                )
             largest = unrounded(top[row.token, head], scores.max(initial=-np.inf))
             p = np.exp(scores - largest) / total[row.token, head]
             d_s = scale * p * (value[places, kv_head] @ d_o - share)

@@ -1,8 +1,9 @@
-"""The checker of `.air` files, with the rules of GE's loader, of the prototypes and of shape inference.
+"""The checker of `.air` files, with the rules of GE's loader, of the prototypes and of shape
+inference.
 
-Each `check_*.py` holds one group of rules: edges, ends (Data, NetOutput, subgraphs), names, the prototypes that a file
-declares, tensors, prototypes, shapes. A group runs only if the groups before it found nothing that would make its
-results meaningless: a graph that does not link has no shapes.
+Each `check_*.py` holds one group of rules: edges, ends (Data, NetOutput, subgraphs), names, the
+prototypes that a file declares, tensors, prototypes, shapes. A group runs only if the groups before
+it found nothing that would make its results meaningless: a graph that does not link has no shapes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ ACCEPTED, INVALID, REJECTED = "accepted", "loads-but-invalid", "rejected"
 
 
 def check(path: Path) -> list[FileDiagnostic]:
-    """All diagnostics of a file; those for which the loader rejects it come first. Raises OSError."""
+    """All diagnostics of a file; those for which the loader rejects it come first. Raises
+    OSError."""
     try:
         proto = read_message(path)
     except AirError as error:
@@ -39,7 +41,8 @@ def check(path: Path) -> list[FileDiagnostic]:
 
 
 def check_message(proto: Proto, folder: Path | None = None) -> list[FileDiagnostic]:
-    """All diagnostics of a ModelDef. `folder` is the folder of its weights' files; None does not check these files."""
+    """All diagnostics of a ModelDef. `folder` is the folder of its weights' files; None does not
+    check these files."""
     found = list(rejections(proto))
     if found:
         return found

@@ -1,4 +1,5 @@
-"""Rules of name maps and attributes: faults that the loader does not report, but that change the graph it reads."""
+"""Rules of name maps and attributes: faults that the loader does not report, but that change the
+graph it reads."""
 
 from __future__ import annotations
 
@@ -14,10 +15,16 @@ PAST = Rule("name-map-past-descs", Severity.LATER, "name only descriptors that e
 PAST_OUTPUTS = Rule("name-map-past-outputs", Severity.WRONG, "name only descriptors that exist")
 TWICE = Rule("name-map-twice", Severity.WRONG, "give each name its own position")
 UNNAMED = Rule("name-map-incomplete", Severity.WRONG, "name every descriptor")
-LOST = Rule("lost-attr", Severity.WRONG, "set val_type on every list, and a value in every attribute")
+LOST = Rule(
+    "lost-attr", Severity.WRONG, "set val_type on every list, and a value in every attribute"
+)
 MIXED = Rule("list-kind", Severity.WRONG, "fill the field that val_type names, and no other")
-EXPRESSION = Rule("expression-attr", Severity.REJECTED, "write the attribute as a value of another kind")
-UNKNOWN_KIND = Rule("list-kind-unknown", Severity.REJECTED, "set val_type to one of GE's kinds of list")
+EXPRESSION = Rule(
+    "expression-attr", Severity.REJECTED, "write the attribute as a value of another kind"
+)
+UNKNOWN_KIND = Rule(
+    "list-kind-unknown", Severity.REJECTED, "set val_type to one of GE's kinds of list"
+)
 GRAPH_NAME = Rule("empty-graph-name", Severity.NOTE, "give it a name")
 
 _FIELDS = {kind: field for kind, (field, _) in LISTS.items()}
@@ -45,7 +52,9 @@ def _unreadable(node: str, attrs: Proto) -> Iterator[FileDiagnostic]:
             yield EXPRESSION(node, f"the loader does not read the expression in attribute {name}")
         elif field == "list":
             if attr.list.val_type not in (ListValue.VT_LIST_NONE, *_FIELDS):
-                yield UNKNOWN_KIND(node, f"the list {name} is of kind {attr.list.val_type}, which GE does not have")
+                yield UNKNOWN_KIND(
+                    node, f"the list {name} is of kind {attr.list.val_type}, which GE does not have"
+                )
             for inner in attr.list.na:
                 yield from _unreadable(node, inner.attr)
             for graph in attr.list.g:
@@ -77,7 +86,9 @@ def _map(op: Proto, side: str, count: int) -> Iterator[FileDiagnostic]:
     keys = list(op.attr[names].list.s) if names in op.attr else []
     values = list(op.attr[places].list.i) if places in op.attr else []
     if len(keys) != len(values):
-        yield UNEQUAL(op.name, f"{names} has {len(keys)} names for {len(values)} positions: GE drops the map")
+        yield UNEQUAL(
+            op.name, f"{names} has {len(keys)} names for {len(values)} positions: GE drops the map"
+        )
         return
     if count and not keys:
         hint = MISSING.hint.format(side=side)
@@ -89,7 +100,9 @@ def _map(op: Proto, side: str, count: int) -> Iterator[FileDiagnostic]:
             if side == "input":
                 yield PAST(op.name, f"{text}: GE crashes on that")
             else:
-                yield PAST_OUTPUTS(op.name, f"{text}: GE keeps the name for an output that is not there")
+                yield PAST_OUTPUTS(
+                    op.name, f"{text}: GE keeps the name for an output that is not there"
+                )
     if len({*keys}) < len(keys) or len({*values}) < len(values):
         yield TWICE(op.name, f"{names} gives a name or a position twice")
     elif len(keys) < count:
@@ -107,9 +120,13 @@ def _attrs(node: str, attrs: Proto) -> Iterator[FileDiagnostic]:
 
 def _list(node: str, name: str, value: Proto) -> Iterator[FileDiagnostic]:
     if value.val_type not in _FIELDS:
-        yield LOST(node, f"the list {name} has no kind (val_type {value.val_type}): GE leaves it out")
+        yield LOST(
+            node, f"the list {name} has no kind (val_type {value.val_type}): GE leaves it out"
+        )
         return
     filled = [field for field in _FIELDS.values() if getattr(value, field)]
     wanted = _FIELDS[value.val_type]
     if any(field != wanted for field in filled):
-        yield MIXED(node, f"the list {name} has values in {', '.join(filled)}, but its kind reads {wanted}")
+        yield MIXED(
+            node, f"the list {name} has values in {', '.join(filled)}, but its kind reads {wanted}"
+        )

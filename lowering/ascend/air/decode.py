@@ -5,7 +5,8 @@ The loader has these rules:
     a list without a kind        is lost
     names of inputs and outputs  come from the name maps, or from the descriptors if there is no map
     a graph without NetOutput    gets one from its outputs
-    attributes for the loader    (name maps, `_ir_*`, locations of weights) are not attributes of the operator
+    attributes for the loader    (name maps, `_ir_*`, locations of weights) are not attributes of
+                                 the operator
 """
 
 from __future__ import annotations
@@ -18,9 +19,21 @@ from fa_compiler.lowering.ascend.air.schema import DATA_TYPE, LISTS, Proto
 from fa_compiler.lowering.ascend.air.slots import slot_names
 from fa_compiler.lowering.ascend.diagnostic import AirError
 from fa_compiler.lowering.ascend.dtypes import attr_name
-from fa_compiler.lowering.ascend.graph import UNDEFINED, Attr, Graph, Model, Op, Opaque, Output, TensorDesc, Weight
+from fa_compiler.lowering.ascend.graph import (
+    UNDEFINED,
+    Attr,
+    Graph,
+    Model,
+    Op,
+    Opaque,
+    Output,
+    TensorDesc,
+    Weight,
+)
 
-META = frozenset(f"_{side}_name_{part}" for side in ("input", "output") for part in ("key", "value")) | frozenset(
+META = frozenset(
+    f"_{side}_name_{part}" for side in ("input", "output") for part in ("key", "value")
+) | frozenset(
     (
         "_opt_input",
         "_ir_attr_names",
@@ -37,11 +50,18 @@ _TYPES = DATA_TYPE.values_by_number
 _SCALARS = {"i": "Int", "f": "Float", "b": "Bool"}
 _READ_LISTS = ("s", "i", "f", "b", "dt")
 """The fields of the lists that are read; the others are copied."""
-_OTHERS = {"bt": "Bytes", "func": "NamedAttrs", "td": "TensorDesc", "g": "Graph", "expression": "Expression"}
+_OTHERS = {
+    "bt": "Bytes",
+    "func": "NamedAttrs",
+    "td": "TensorDesc",
+    "g": "Graph",
+    "expression": "Expression",
+}
 
 
 def decode(proto: Proto, folder: Path | None = None) -> Model:
-    """The graph of a ModelDef that the loader accepts. `folder` is the folder of its weights' files.
+    """The graph of a ModelDef that the loader accepts. `folder` is the folder of its weights'
+    files.
 
     Raises:
         AirError: the file of a weight is not in the folder.
@@ -52,9 +72,9 @@ def decode(proto: Proto, folder: Path | None = None) -> Model:
 def split_edge(text: str) -> tuple[str, int] | None:
     """The operator and index of an entry of `input`, or None if nothing is connected.
 
-    The index is the number that GE reads after the last colon; it is -1 for a control edge. GE reads it with strtol
-    into 32 bits: a text that is not a number counts as 0, characters after a number are ignored, and a large number
-    wraps.
+    The index is the number that GE reads after the last colon; it is -1 for a control edge. GE
+    reads it with strtol into 32 bits: a text that is not a number counts as 0, characters after a
+    number are ignored, and a large number wraps.
     """
     name, colon, index = text.rpartition(":")
     if not colon:
@@ -68,7 +88,8 @@ def split_edge(text: str) -> tuple[str, int] | None:
 
 
 def data_edges(op: Proto) -> list[tuple[str, int] | None]:
-    """The edges of an operator's inputs, in order, without control edges; None for an input that is not connected."""
+    """The edges of an operator's inputs, in order, without control edges; None for an input that is
+    not connected."""
     return [edge for edge in map(split_edge, op.input) if edge is None or edge[1] >= 0]
 
 
@@ -82,9 +103,18 @@ def has_index(text: str) -> bool:
 
 
 def names_of(proto: Proto, side: str) -> dict[int, str] | None:
-    """The name map of an operator's "input" or "output" descriptors, by index; None if there is no map."""
-    keys = [_text(name) for name in proto.attr[f"_{side}_name_key"].list.s] if f"_{side}_name_key" in proto.attr else []
-    values = list(proto.attr[f"_{side}_name_value"].list.i) if f"_{side}_name_value" in proto.attr else []
+    """The name map of an operator's "input" or "output" descriptors, by index; None if there is no
+    map."""
+    keys = (
+        [_text(name) for name in proto.attr[f"_{side}_name_key"].list.s]
+        if f"_{side}_name_key" in proto.attr
+        else []
+    )
+    values = (
+        list(proto.attr[f"_{side}_name_value"].list.i)
+        if f"_{side}_name_value" in proto.attr
+        else []
+    )
     if len(keys) != len(values) or not keys:
         return None
     return dict(zip(values, keys, strict=True))
@@ -122,16 +152,29 @@ FORMATS = {
 
 
 def location_of(proto: Proto) -> tuple[str, int] | None:
-    """The file of a constant's data, relative to the `.air`, and its size; None if the data are inside the message."""
-    if proto.type not in CONSTANTS or not {"location", "value"} <= {*proto.attr} or proto.attr["value"].t.data:
+    """The file of a constant's data, relative to the `.air`, and its size; None if the data are
+    inside the message."""
+    if (
+        proto.type not in CONSTANTS
+        or not {"location", "value"} <= {*proto.attr}
+        or proto.attr["value"].t.data
+    ):
         return None
-    return _text(proto.attr["location"].s), int(proto.attr["length"].i) if "length" in proto.attr else 0
+    return _text(proto.attr["location"].s), int(
+        proto.attr["length"].i
+    ) if "length" in proto.attr else 0
 
 
 def file_at(folder: Path | None, location: str) -> Path | None:
     """The path of a location, or None if it leads out of the folder."""
     path = PurePosixPath(location)
-    if folder is None or path.is_absolute() or ".." in path.parts or not location or "\0" in location:
+    if (
+        folder is None
+        or path.is_absolute()
+        or ".." in path.parts
+        or not location
+        or "\0" in location
+    ):
         return None
     return folder / path
 
@@ -145,7 +188,9 @@ def _graph(proto: Proto, folder: Path | None) -> Graph:
 
 def _net_output(outputs: Sequence[str], graph: Graph) -> Op:
     ops = {op.name: op for op in graph.ops}
-    sources = [Output(*edge) for edge in dict.fromkeys(map(split_edge, outputs)) if edge is not None]
+    sources = [
+        Output(*edge) for edge in dict.fromkeys(map(split_edge, outputs)) if edge is not None
+    ]
     descs = []
     for number, source in enumerate(sources):
         found = ops[source.op].output_descs if source.op in ops else []
@@ -174,14 +219,19 @@ def _op(proto: Proto, folder: Path | None) -> Op:
             op.attrs[name] = attr
     if not inside:
         op.attrs["value"] = Attr("Tensor", _outside(proto, folder))
-    op.subgraphs = dict(zip(slot_names(op.type, len(proto.subgraph_name)), proto.subgraph_name, strict=True))
+    op.subgraphs = dict(
+        zip(slot_names(op.type, len(proto.subgraph_name)), proto.subgraph_name, strict=True)
+    )
     return op
 
 
 def _descs(proto: Proto, side: str) -> list[TensorDesc]:
     names = names_of(proto, side)
     protos = proto.input_desc if side == "input" else proto.output_desc
-    return [_desc(desc, desc.name if names is None else names.get(index, "")) for index, desc in enumerate(protos)]
+    return [
+        _desc(desc, desc.name if names is None else names.get(index, ""))
+        for index, desc in enumerate(protos)
+    ]
 
 
 def _desc(proto: Proto, name: str) -> TensorDesc:
@@ -209,9 +259,13 @@ def _attr(proto: Proto) -> Attr | None:
     if field == "t":
         return Attr("Tensor", _weight(proto.t))
     if field == "list_list_int":
-        return Attr("ListListInt", tuple(tuple(row.list_i) for row in proto.list_list_int.list_list_i))
+        return Attr(
+            "ListListInt", tuple(tuple(row.list_i) for row in proto.list_list_int.list_list_i)
+        )
     if field == "list_list_float":
-        return Attr("ListListFloat", tuple(tuple(row.list_f) for row in proto.list_list_float.list_list_f))
+        return Attr(
+            "ListListFloat", tuple(tuple(row.list_f) for row in proto.list_list_float.list_list_f)
+        )
     if field == "list":
         return _list(proto)
     return Attr(_OTHERS[field], Opaque(proto.SerializeToString())) if field in _OTHERS else None
@@ -237,7 +291,12 @@ def _type(number: int) -> str:
 
 
 def _weight(proto: Proto) -> Weight:
-    return Weight(type_name(proto.desc.dtype), _shape(proto.desc) or (), len(proto.data), lambda: bytes(proto.data))
+    return Weight(
+        type_name(proto.desc.dtype),
+        _shape(proto.desc) or (),
+        len(proto.data),
+        lambda: bytes(proto.data),
+    )
 
 
 def _outside(proto: Proto, folder: Path | None) -> Weight:
@@ -246,12 +305,16 @@ def _outside(proto: Proto, folder: Path | None) -> Weight:
     location, length = place
     path = file_at(folder, location)
     if path is None or not path.is_file():
-        raise AirError(f"{proto.name}: the file of its data, {location}, is not beside the .air; put it there")
+        raise AirError(
+            f"{proto.name}: the file of its data, {location}, is not beside the .air; put it there"
+        )
 
     def load() -> bytes:
         data = path.read_bytes()
         if len(data) != length:
-            raise AirError(f"{proto.name}: {location} has {len(data)} bytes, the .air says {length}; restore the file")
+            raise AirError(
+                f"{proto.name}: {location} has {len(data)} bytes, the .air says {length}; restore the file"
+            )
         return data
 
     desc = proto.attr["value"].t.desc

@@ -1,4 +1,5 @@
-"""A drawing of a GE graph: a Graphviz file, or an SVG (lowering/drawing.py). Constants are left out."""
+"""A drawing of a GE graph: a Graphviz file, or an SVG (lowering/drawing.py). Constants are left
+out."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from fa_compiler.op_registry import names
 
 
 def draw(model: Model, suffix: str) -> str:
-    """The drawing of a model's graphs for a file of that suffix. Raises ValueError for any suffix but .dot and .svg."""
+    """The drawing of a model's graphs for a file of that suffix. Raises ValueError for any suffix
+    but .dot and .svg."""
     if suffix == ".dot":
         return _dot(model)
     if suffix == ".svg":
@@ -27,7 +29,10 @@ def _drawn(graph: Graph) -> list[Op]:
 
 def _label(op: Op) -> tuple[str, str]:
     shape = tensor(op.output_descs[-1]) if op.output_descs else ""
-    return f"{op.type}", op.name if op.type == "Data" and not shape else f"{op.name} {shape}".strip()
+    return (
+        f"{op.type}",
+        op.name if op.type == "Data" and not shape else f"{op.name} {shape}".strip(),
+    )
 
 
 def _edges(graph: Graph) -> Iterator[tuple[str, str]]:
@@ -43,8 +48,13 @@ def _dot(model: Model) -> str:
     for number, graph in enumerate(model.graphs):
         lines += [f"  subgraph cluster_{number} {{", f"    label={json.dumps(graph.name)};"]
         for op in _drawn(graph):
-            lines.append(f"    {_id(number, op.name)} [label={json.dumps(chr(10).join(_label(op)))}{_fill(op)}];")
-        lines += [f"    {_id(number, source)} -> {_id(number, target)};" for source, target in _edges(graph)]
+            lines.append(
+                f"    {_id(number, op.name)} [label={json.dumps(chr(10).join(_label(op)))}{_fill(op)}];"
+            )
+        lines += [
+            f"    {_id(number, source)} -> {_id(number, target)};"
+            for source, target in _edges(graph)
+        ]
         lines.append("  }")
     return "\n".join([*lines, "}", ""])
 
@@ -60,8 +70,13 @@ def _fill(op: Op) -> str:
 def _svg(model: Model) -> str:
     drawings = []
     for graph in model.graphs:
-        boxes = [Box(op.name, op.type, tuple(_lines(op)), _label(op)[1], _kind(op)) for op in _drawn(graph)]
-        drawings.append((graph.name, boxes, [Arrow(source, target) for source, target in _edges(graph)]))
+        boxes = [
+            Box(op.name, op.type, tuple(_lines(op)), _label(op)[1], _kind(op))
+            for op in _drawn(graph)
+        ]
+        drawings.append(
+            (graph.name, boxes, [Arrow(source, target) for source, target in _edges(graph)])
+        )
     return sheet(drawings)
 
 

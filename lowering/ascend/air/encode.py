@@ -1,8 +1,8 @@
 """From a graph in memory to the message of an `.air` file.
 
-The message holds only the fields that the loader needs: name maps on every operator, a kind on every list, "" for an
-absent input, descriptors with layout and shape. The fields that GE computes itself (ids, origin shapes, `_ir_*` names)
-are left out.
+The message holds only the fields that the loader needs: name maps on every operator, a kind on
+every list, "" for an absent input, descriptors with layout and shape. The fields that GE computes
+itself (ids, origin shapes, `_ir_*` names) are left out.
 """
 
 from __future__ import annotations
@@ -27,11 +27,16 @@ def encode(model: Model, places: Places | None = None) -> Proto:
     """The ModelDef of a graph. All weights are loaded except those that `places` puts into files.
 
     Raises:
-        AirError: the message cannot hold an unknown type, a value that does not have its attribute's kind, or a number
-            out of range. The text names the operator.
+        AirError: the message cannot hold an unknown type, a value that does not have its
+            attribute's kind, or a number out of range. The text names the operator.
     """
     proto = ModelDef(name=model.name)
-    parents = {name: op.type for graph in model.graphs for op in graph.ops for name in op.subgraphs.values()}
+    parents = {
+        name: op.type
+        for graph in model.graphs
+        for op in graph.ops
+        for name in op.subgraphs.values()
+    }
     for graph in model.graphs:
         _graph(proto.graph.add(), graph, parents.get(graph.name), places or {})
     return proto
@@ -67,7 +72,9 @@ def _op(proto: Proto, op: Op, places: Places) -> None:
         try:
             _attr(proto.attr[name], attr, places)
         except (TypeError, ValueError, KeyError, OverflowError) as error:
-            raise ValueError(f"its attribute {name} is {attr.value!r}, which is not a {attr.kind}") from error
+            raise ValueError(
+                f"its attribute {name} is {attr.value!r}, which is not a {attr.kind}"
+            ) from error
         if isinstance(attr.value, Weight) and id(attr.value) in places:
             proto.attr["location"].s = places[id(attr.value)].encode()
             proto.attr["length"].i = attr.value.size
@@ -88,7 +95,8 @@ def _desc(proto: Proto, desc: TensorDesc) -> None:
 
 
 def _parent_index(proto: Proto, parent: str) -> None:
-    """Set the index of the parent operator's input for a Data, or of its outputs for the inputs of a NetOutput."""
+    """Set the index of the parent operator's input for a Data, or of its outputs for the inputs of
+    a NetOutput."""
     if proto.type == "Data" and PARENT_INDEX not in proto.attr and "index" in proto.attr:
         proto.attr[PARENT_INDEX].i = first_passed(parent) + proto.attr["index"].i
     if proto.type == "NetOutput":
@@ -133,7 +141,8 @@ def _tensor(proto: Proto, weight: Weight, load: bool) -> None:
 
 
 def _exactly(kind: type) -> Callable[[object], object]:
-    """A converter that accepts only values of exactly this type: True is not an Int, 1 is not a Bool."""
+    """A converter that accepts only values of exactly this type: True is not an Int, 1 is not a
+    Bool."""
 
     def convert(value: object) -> object:
         if type(value) is not kind:

@@ -16,8 +16,9 @@ from fa_compiler.lowering.ascend.diagnostic import AirError, FileDiagnostic
 from fa_compiler.lowering.ascend.graph import Model, Weight
 
 INLINE_LIMIT = 1 << 29
-"""If all weights together have more bytes than this, they go into files beside the `.air`. This package and GE hold
-several copies of a message in memory while they read or write it, but only one copy of a file."""
+"""If all weights together have more bytes than this, they go into files beside the `.air`. This
+package and GE hold several copies of a message in memory while they read or write it, but only one
+copy of a file."""
 
 MESSAGE_LIMIT = (1 << 31) - 1
 """The most bytes of a protobuf message."""
@@ -33,8 +34,14 @@ def parse_message(data: bytes, name: str = "the file") -> Proto:
     try:
         return ModelDef.FromString(data)
     except DecodeError:
-        hint = "; `fa-compiler single-op --check` reads single operators in JSON" if name.endswith(".json") else ""
-        raise AirError(f"{name} is not an .air file: it does not parse as a ge.proto.ModelDef{hint}") from None
+        hint = (
+            "; `fa-compiler single-op --check` reads single operators in JSON"
+            if name.endswith(".json")
+            else ""
+        )
+        raise AirError(
+            f"{name} is not an .air file: it does not parse as a ge.proto.ModelDef{hint}"
+        ) from None
 
 
 def read_message(path: Path) -> Proto:
@@ -46,7 +53,9 @@ def read_message(path: Path) -> Proto:
     """
     size = path.stat().st_size
     if size > MESSAGE_LIMIT:
-        raise AirError(f"{path} has {size} bytes, more than the 2 GiB that GE can load; put the weights beside it")
+        raise AirError(
+            f"{path} has {size} bytes, more than the 2 GiB that GE can load; put the weights beside it"
+        )
     return parse_message(path.read_bytes(), str(path))
 
 
@@ -62,7 +71,8 @@ def parse(data: bytes, folder: Path | None = None, name: str = "the file") -> Mo
 
 
 def read(path: Path) -> Model:
-    """The graph of an `.air` file. Raises AirError as `parse` does, and OSError if the file cannot be read."""
+    """The graph of an `.air` file. Raises AirError as `parse` does, and OSError if the file cannot
+    be read."""
     return _decoded(read_message(path), path.parent, str(path))
 
 
@@ -87,10 +97,14 @@ def serialise(
     The weights go into files if all of them together have more than `inline_limit` bytes.
 
     Raises:
-        AirError: the loader would reject the graph, the format cannot hold it, or it has more than `message_limit`
-            bytes without its weights.
+        AirError: the loader would reject the graph, the format cannot hold it, or it has more than
+            `message_limit` bytes without its weights.
     """
-    outside = _outside(model) if sum(weight.size for _, _, weight in _constants(model)) > inline_limit else {}
+    outside = (
+        _outside(model)
+        if sum(weight.size for _, _, weight in _constants(model)) > inline_limit
+        else {}
+    )
     places = {id(weight): location for location, weight in outside.items()}
     inline = sum(weight.size for _, _, weight in _constants(model) if id(weight) not in places)
     if inline > message_limit:
@@ -107,11 +121,13 @@ def serialise(
         raise AirError(f"{model.name} cannot be written: {error}") from None
 
 
-def write(model: Model, path: Path, inline_limit: int = INLINE_LIMIT, message_limit: int = MESSAGE_LIMIT) -> list[Path]:
+def write(
+    model: Model, path: Path, inline_limit: int = INLINE_LIMIT, message_limit: int = MESSAGE_LIMIT
+) -> list[Path]:
     """Write the `.air` file and the files beside it; returns all files, the `.air` first.
 
-    The caller chooses a folder in which an incomplete file does no harm, and moves the files afterwards. AirError is
-    raised as by `serialise`, before anything is written.
+    The caller chooses a folder in which an incomplete file does no harm, and moves the files
+    afterwards. AirError is raised as by `serialise`, before anything is written.
     """
     data, outside = serialise(model, inline_limit, message_limit)
     files = [path]
@@ -130,7 +146,9 @@ def _constants(model: Model) -> list[tuple[str, str, Weight]]:
         (graph.name, op.name, attr.value)
         for graph in model.graphs
         for op in graph.ops
-        if op.type in CONSTANTS and (attr := op.attrs.get("value")) is not None and isinstance(attr.value, Weight)
+        if op.type in CONSTANTS
+        and (attr := op.attrs.get("value")) is not None
+        and isinstance(attr.value, Weight)
     ]
 
 
@@ -141,7 +159,9 @@ def _outside(model: Model) -> dict[str, Weight]:
     for graph, op, weight in _constants(model):
         if weight.size > SMALL and id(weight) not in placed:
             placed.add(id(weight))
-            stem = f"{WEIGHT_FOLDER}/{_plain(model.name) or 'model'}/Const_{_plain(graph)}_{_plain(op)}_file"[:200]
+            stem = f"{WEIGHT_FOLDER}/{_plain(model.name) or 'model'}/Const_{_plain(graph)}_{_plain(op)}_file"[
+                :200
+            ]
             location, number = stem, 1
             while location in places:
                 location, number = f"{stem}_{number}", number + 1

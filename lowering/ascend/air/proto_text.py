@@ -1,7 +1,7 @@
 """Parses the text of a `.proto` file into a FileDescriptorProto, without protoc.
 
-It accepts the language of `ge_ir.proto`: proto3 with messages and enums, nested or not, `repeated`, `map<string, M>`
-and `oneof`; no imports, options or services. Anything else raises ValueError.
+It accepts the language of `ge_ir.proto`: proto3 with messages and enums, nested or not, `repeated`,
+`map<string, M>` and `oneof`; no imports, options or services. Anything else raises ValueError.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _VALUE = re.compile(r"(\w+)\s*=\s*(\d+)")
 
 
 def file_descriptor(text: str, name: str) -> Any:
-    """The FileDescriptorProto of a `.proto` text. Raises ValueError for syntax that is not supported."""
+    """The FileDescriptorProto of a `.proto` text. Raises ValueError for syntax that is not
+    supported."""
     file = descriptor_pb2.FileDescriptorProto(name=name, syntax="proto3")
     enums = set(re.findall(r"\benum\s+(\w+)", text))
     statements = _statements(re.sub(r"//[^\n]*", "", text))
@@ -44,7 +45,8 @@ def file_descriptor(text: str, name: str) -> Any:
 
 
 def _statements(text: str) -> Iterator[tuple[str, str]]:
-    """("message"|"enum"|"oneof", name), ("end", "") and ("", a statement without its semicolon), in order."""
+    """("message"|"enum"|"oneof", name), ("end", "") and ("", a statement without its semicolon), in
+    order."""
     place = 0
     while place < len(text.rstrip()):
         found = _BLOCK.match(text, place + len(text[place:]) - len(text[place:].lstrip()))
@@ -86,10 +88,18 @@ def _field(message: Any, text: str, oneof: int | None, enums: set[str]) -> None:
     repeated, mapped, word, name, number = found.groups()
     field = message.field.add(name=name, number=int(number), label=_FIELD.LABEL_OPTIONAL)
     if mapped:
-        entry = message.nested_type.add(name="".join(part.capitalize() for part in name.split("_")) + "Entry")
+        entry = message.nested_type.add(
+            name="".join(part.capitalize() for part in name.split("_")) + "Entry"
+        )
         entry.options.map_entry = True
         entry.field.add(name="key", number=1, label=_FIELD.LABEL_OPTIONAL, type=_FIELD.TYPE_STRING)
-        entry.field.add(name="value", number=2, label=_FIELD.LABEL_OPTIONAL, type=_FIELD.TYPE_MESSAGE, type_name=mapped)
+        entry.field.add(
+            name="value",
+            number=2,
+            label=_FIELD.LABEL_OPTIONAL,
+            type=_FIELD.TYPE_MESSAGE,
+            type_name=mapped,
+        )
         word, repeated = entry.name, "repeated"
     if repeated:
         field.label = _FIELD.LABEL_REPEATED

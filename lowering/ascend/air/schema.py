@@ -1,4 +1,5 @@
-"""The message classes of an `.air` file. They are made at import from `ge_ir.proto`, which defines their fields."""
+"""The message classes of an `.air` file. They are made at import from `ge_ir.proto`, which defines
+their fields."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from google.protobuf import descriptor_pool, message_factory  # type: ignore[imp
 from fa_compiler.lowering.ascend.air.proto_text import file_descriptor
 
 Proto = Any
-"""A protobuf message of one of the classes below. There is no static type, because the classes are made at import."""
+"""A protobuf message of one of the classes below. There is no static type, because the classes are
+made at import."""
 
 
 def _messages() -> dict[str, Any]:
@@ -20,7 +22,9 @@ def _messages() -> dict[str, Any]:
     file = file_descriptor(text, "ge_ir.proto")
     pool.AddSerializedFile(file.SerializeToString())
     return {
-        message.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{message.name}"))
+        message.name: message_factory.GetMessageClass(
+            pool.FindMessageTypeByName(f"{file.package}.{message.name}")
+        )
         for message in file.message_type
     }
 

@@ -16,13 +16,17 @@ def summary(model: Model) -> str:
     types = Counter(op.type for graph in model.graphs for op in graph.ops)
     attrs = [attr.value for graph in model.graphs for op in graph.ops for attr in op.attrs.values()]
     weights = sum(value.size for value in attrs if isinstance(value, Weight))
-    listed = ", ".join(f"{count} {name}" for name, count in sorted(types.items(), key=lambda item: (-item[1], item[0])))
+    listed = ", ".join(
+        f"{count} {name}"
+        for name, count in sorted(types.items(), key=lambda item: (-item[1], item[0]))
+    )
     graphs = "1 graph" if len(model.graphs) == 1 else f"{len(model.graphs)} graphs"
     return f"{model.name}: {graphs}, {weights} bytes of constants; {listed}"
 
 
 def lines(graph: Graph) -> Iterator[str]:
-    """One line for each operator: "name = Type(input=source, ...) {attribute=value, ...} -> output=type[shape]"."""
+    """One line for each operator: "name = Type(input=source, ...) {attribute=value, ...} ->
+    output=type[shape]"."""
     for op in graph.ops:
         line = f"{op.name} = {op.type}({_inputs(op)})"
         if attrs := _attrs(op):
@@ -39,7 +43,9 @@ def tensor(desc: TensorDesc) -> str:
         sizes = ", ".join("?" if size < 0 else str(size) for size in desc.shape)
     bounds = ""
     if desc.ranges is not None and any(low != high for low, high in desc.ranges):
-        bounds = " in " + ", ".join(f"{low}..{'' if high < 0 else high}" for low, high in desc.ranges)
+        bounds = " in " + ", ".join(
+            f"{low}..{'' if high < 0 else high}" for low, high in desc.ranges
+        )
     return f"{desc.dtype.removeprefix('DT_').lower()}[{sizes}]{bounds}"
 
 
@@ -54,12 +60,16 @@ def _inputs(op: Op) -> str:
 
 
 def _outputs(op: Op) -> str:
-    return ", ".join(f"{desc.name}={tensor(desc)}" if desc.name else tensor(desc) for desc in op.output_descs)
+    return ", ".join(
+        f"{desc.name}={tensor(desc)}" if desc.name else tensor(desc) for desc in op.output_descs
+    )
 
 
 def _attrs(op: Op) -> str:
     graphs = [f"{slot}={name}" for slot, name in op.subgraphs.items()]
-    return ", ".join([*(f"{name}={_value(attr)}" for name, attr in sorted(op.attrs.items())), *graphs])
+    return ", ".join(
+        [*(f"{name}={_value(attr)}" for name, attr in sorted(op.attrs.items())), *graphs]
+    )
 
 
 def _value(attr: Attr) -> str:

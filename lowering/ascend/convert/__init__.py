@@ -1,7 +1,8 @@
-"""The conversion of ONNX to GE: `to_ge`, by the tables in `forward`. What GE's operators mean in ONNX is in `backward`.
+"""The conversion of ONNX to GE: `to_ge`, by the tables in `forward`. What GE's operators mean in
+ONNX is in `backward`.
 
-The tables of the two directions were written independently, so a round trip tests both. Only the operators that have
-one name in ONNX and GE stand in a common list (`same.py`).
+The tables of the two directions were written independently, so a round trip tests both. Only the
+operators that have one name in ONNX and GE stand in a common list (`same.py`).
 """
 
 from __future__ import annotations

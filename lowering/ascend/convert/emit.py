@@ -1,7 +1,8 @@
 """Adds operators to a GE graph. Each operator is checked against its prototype.
 
-An operator takes its inputs in the order of the prototype: None for an absent optional input, a sequence for a dynamic
-input. It has the type and shape of every output, and every attribute of the prototype, with defaults written out.
+An operator takes its inputs in the order of the prototype: None for an absent optional input, a
+sequence for a dynamic input. It has the type and shape of every output, and every attribute of the
+prototype, with defaults written out.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Type:
 
 @dataclass(frozen=True)
 class Tensor(Type):
-    """A tensor of the GE graph: its type and shape, the output that makes it, and its value if it is a constant."""
+    """A tensor of the GE graph: its type and shape, the output that makes it, and its value if it
+    is a constant."""
 
     output: Output = field(default_factory=lambda: Output(""))
     value: np.ndarray[Any, Any] | None = field(default=None, compare=False, repr=False)
@@ -47,7 +49,9 @@ class Tensor(Type):
     def sizes(self) -> tuple[int, ...]:
         """The sizes. Raises CannotMapError if the rank is unknown."""
         if self.shape is None:
-            raise CannotMapError("the rank of an input is not known", "declare the shapes of the model's inputs")
+            raise CannotMapError(
+                "the rank of an input is not known", "declare the shapes of the model's inputs"
+            )
         return self.shape
 
     @property
@@ -81,7 +85,8 @@ class Names:
         return name in self._used
 
     def new(self, stem: str) -> str:
-        """`stem`, or `stem` with a number. Names hold neither ":" nor ";", at which ATC splits its options."""
+        """`stem`, or `stem` with a number. Names hold neither ":" nor ";", at which ATC splits its
+        options."""
         stem = stem.replace(":", "_").replace(";", "_") or "op"
         name, count = stem, 0
         while name in self._used:
@@ -105,9 +110,15 @@ class Emitter:
         return self.ops(op_type, *inputs, outs=[out], **options)[0]
 
     def ops(
-        self, op_type: str, *inputs: Input, outs: Sequence[Type], layouts: Mapping[str, str] | None = None, **attrs: Any
+        self,
+        op_type: str,
+        *inputs: Input,
+        outs: Sequence[Type],
+        layouts: Mapping[str, str] | None = None,
+        **attrs: Any,
     ) -> tuple[Tensor, ...]:
-        """Add an operator; returns its outputs. `layouts` are the layouts other than "ND", by tensor name.
+        """Add an operator; returns its outputs. `layouts` are the layouts other than "ND", by
+        tensor name.
 
         Raises:
             CannotMapError: the prototype does not allow the inputs, a type or an attribute.
@@ -127,9 +138,13 @@ class Emitter:
             layout = layouts.get(name, "ND")
             op.input_descs.append(TensorDesc(name, tensor.dtype, tensor.shape, layout))
         for name, made in zip(_output_names(spec, len(outs)), outs, strict=True):
-            op.output_descs.append(TensorDesc(name, made.dtype, made.shape, layouts.get(name, "ND")))
+            op.output_descs.append(
+                TensorDesc(name, made.dtype, made.shape, layouts.get(name, "ND"))
+            )
         self.graph.ops.append(op)
-        return tuple(Tensor(made.dtype, made.shape, Output(op.name, i)) for i, made in enumerate(outs))
+        return tuple(
+            Tensor(made.dtype, made.shape, Output(op.name, i)) for i, made in enumerate(outs)
+        )
 
     def weight(self, name: str, weight: Weight) -> Tensor:
         """A constant whose bytes are loaded only when the file is written."""
@@ -157,8 +172,11 @@ class Emitter:
         return self.const(numbers if isinstance(numbers, int) else list(numbers), dtype)
 
     def _name(self, op_type: str) -> str:
-        """The ONNX node's name for the first of its operators, and a longer name for each of the others."""
-        return self.names.new(f"{self.stem}/{op_type}" if self.stem in self.names else self.stem or op_type)
+        """The ONNX node's name for the first of its operators, and a longer name for each of the
+        others."""
+        return self.names.new(
+            f"{self.stem}/{op_type}" if self.stem in self.names else self.stem or op_type
+        )
 
 
 def full_attrs(spec: OpSpec, given: Mapping[str, Any]) -> dict[str, Attr]:
@@ -188,9 +206,12 @@ def _attr_value(op: str, entry: AttrSpec, value: Any) -> Any:
 
 
 def _expanded(spec: OpSpec, inputs: Sequence[Input]) -> list[tuple[str, Tensor | None]]:
-    """The inputs of an operator by name. Those of a dynamic input are numbered; absent ones at the end are left out."""
+    """The inputs of an operator by name. Those of a dynamic input are numbered; absent ones at the
+    end are left out."""
     if len(inputs) > len(spec.inputs):
-        raise CannotMapError(f"{spec.name} of GE takes {len(spec.inputs)} inputs, not {len(inputs)}")
+        raise CannotMapError(
+            f"{spec.name} of GE takes {len(spec.inputs)} inputs, not {len(inputs)}"
+        )
     placed: list[tuple[str, Tensor | None]] = []
     for entry, given in zip(spec.inputs, (*inputs, *[None] * len(spec.inputs)), strict=False):
         if entry.kind is Kind.DYNAMIC:

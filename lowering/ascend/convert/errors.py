@@ -19,7 +19,8 @@ class CannotMapError(Exception):
 
 @dataclass(frozen=True)
 class UnmappedNode:
-    """A node without a counterpart: its name, its type with the domain, the reason and the alternative."""
+    """A node without a counterpart: its name, its type with the domain, the reason and the
+    alternative."""
 
     name: str
     op_type: str
@@ -44,7 +45,9 @@ class UnmappedError(Exception):
         alike: dict[tuple[str, str, str], list[UnmappedNode]] = {}
         for node in nodes:
             alike.setdefault((node.op_type, node.reason, node.alternative), []).append(node)
-        super().__init__(f"{what} no counterpart among GE's operators: {'; '.join(map(_told, alike.values()))}")
+        super().__init__(
+            f"{what} no counterpart among GE's operators: {'; '.join(map(_told, alike.values()))}"
+        )
 
 
 def _told(nodes: Sequence[UnmappedNode]) -> str:

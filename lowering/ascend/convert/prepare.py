@@ -1,8 +1,8 @@
-"""Prepares an ONNX model for the forward table: without functions, and with fewer kinds of operators. The registry's
-operators stay what they are, whatever functions a file has of them.
+"""Prepares an ONNX model for the forward table: without functions, and with fewer kinds of
+operators. The registry's operators stay what they are, whatever functions a file has of them.
 
-ONNX defines some operators as functions of other operators (CastLike, Attention, GroupNormalization and so on). Such an
-operator is replaced by its definition if the forward table has no row for it.
+ONNX defines some operators as functions of other operators (CastLike, Attention, GroupNormalization
+and so on). Such an operator is replaced by its definition if the forward table has no row for it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from fa_compiler.passes.prepare.functions import drop_shadowed
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
 
 Known = Callable[[tuple[str, str]], bool]
-"""Whether the forward table has a row for an operator, given by its domain ("" for ONNX's own) and type."""
+"""Whether the forward table has a row for an operator, given by its domain ("" for ONNX's own) and
+type."""
 
 _ROUNDS = 4
-"""How often definitions are expanded, because they may use operators that have definitions themselves."""
+"""How often definitions are expanded, because they may use operators that have definitions
+themselves."""
 
 
 _CHANGES = {
@@ -40,8 +42,8 @@ _CHANGES = {
     "Squeeze": (13,),
     "Unsqueeze": (13,),
 }
-"""For the operators that definitions use: the opsets from 12 on in which more than their types changed. The oldest
-definitions are of opset 12. All reductions but ReduceSum changed in 18."""
+"""For the operators that definitions use: the opsets from 12 on in which more than their types
+changed. The oldest definitions are of opset 12. All reductions but ReduceSum changed in 18."""
 
 
 def key_of(domain: str, op_type: str) -> tuple[str, str]:
@@ -50,8 +52,8 @@ def key_of(domain: str, op_type: str) -> tuple[str, str]:
 
 
 def prepare(model: ir.Model, known: Known) -> tuple[ir.Model, ShapeInfo]:
-    """A copy of the model, and its shapes. The copy has no functions, and no operator that has a definition in ONNX but
-    is not `known`."""
+    """A copy of the model, and its shapes. The copy has no functions, and no operator that has a
+    definition in ONNX but is not `known`."""
     model = model.clone()
     drop_shadowed(model)
     restore_graph_operators(model)
@@ -89,14 +91,21 @@ def _expand(model: ir.Model, info: ShapeInfo, known: Known) -> bool:
     return added > 0
 
 
-def _definition(node: ir.Node, info: ShapeInfo, versions: Mapping[str, int], known: Known) -> onnx.FunctionProto | None:
-    """The function that defines a node, in operators of the model's opset; None if there is none."""
+def _definition(
+    node: ir.Node, info: ShapeInfo, versions: Mapping[str, int], known: Known
+) -> onnx.FunctionProto | None:
+    """The function that defines a node, in operators of the model's opset; None if there is
+    none."""
     domain = domain_of(node)
     version, wanted = versions.get(domain), versions[""]
-    graphs = any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values())
+    graphs = any(
+        attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+        for attr in node.attributes.values()
+    )
     if version is None or graphs or not onnx.defs.has(node.op_type, version, domain):
         return None
-    schema: Any = onnx.defs.get_schema(node.op_type, version, domain)  # onnx's stubs lack the methods for functions
+    # onnx's stubs lack the methods for functions
+    schema: Any = onnx.defs.get_schema(node.op_type, version, domain)
     body = _body(schema, node, info, wanted)
     if body is None:
         return None
@@ -116,17 +125,21 @@ def _write_defaults(proto: onnx.FunctionProto, schema: Any) -> None:
 
 
 def _body(schema: Any, node: ir.Node, info: ShapeInfo, wanted: int) -> bytes | None:
-    """The newest serialised function of a schema up to opset `wanted`: one that serves all nodes, or else one that is
-    made for the types of this node."""
+    """The newest serialised function of a schema up to opset `wanted`: one that serves all nodes,
+    or else one that is made for the types of this node."""
     plain = [number for number in schema.function_opset_versions if number <= wanted]
     if plain:
         return bytes(schema.get_function_with_opset_version(max(plain)))
-    made = [number for number in schema.context_dependent_function_opset_versions if number <= wanted]
+    made = [
+        number for number in schema.context_dependent_function_opset_versions if number <= wanted
+    ]
     types = [_type(value, info) for value in node.inputs]
     if not made or None in types:
         return None
     described = ir.to_proto(node).SerializeToString()
-    return bytes(schema.get_context_dependent_function_with_opset_version(max(made), described, types))
+    return bytes(
+        schema.get_context_dependent_function_with_opset_version(max(made), described, types)
+    )
 
 
 def _has_definition(key: tuple[str, str], version: int) -> bool:
@@ -138,10 +151,14 @@ def _has_definition(key: tuple[str, str], version: int) -> bool:
 
 
 def _fit(proto: onnx.FunctionProto, node: ir.Node, wanted: int) -> bool:
-    """Give a definition the model's opset and the node's outputs; False if its operators have another meaning there."""
+    """Give a definition the model's opset and the node's outputs; False if its operators have
+    another meaning there."""
     for entry in proto.opset_import:
         if entry.domain in STANDARD:
-            if any(_era(inner.op_type, entry.version) != _era(inner.op_type, wanted) for inner in proto.node):
+            if any(
+                _era(inner.op_type, entry.version) != _era(inner.op_type, wanted)
+                for inner in proto.node
+            ):
                 return False
             entry.version = wanted
     del proto.output[len(node.outputs) :]
@@ -153,7 +170,8 @@ def _fit(proto: onnx.FunctionProto, node: ir.Node, wanted: int) -> bool:
 
 
 def _era(op_type: str, version: int) -> int:
-    """The number of times that the meaning of an operator's inputs and attributes changed up to an opset."""
+    """The number of times that the meaning of an operator's inputs and attributes changed up to an
+    opset."""
     reduces = op_type.startswith("Reduce") and op_type != "ReduceSum"
     return sum(version >= change for change in (_CHANGES.get(op_type, (18,) if reduces else ())))
 
@@ -170,7 +188,8 @@ def _type(value: ir.Value | None, info: ShapeInfo) -> bytes | None:
 
 
 def _bind_attributes(node: ir.Node, function: ir.Function) -> None:
-    """Keep only the attributes that the function takes. A definition made for this node already includes the others."""
+    """Keep only the attributes that the function takes. A definition made for this node already
+    includes the others."""
     for name in list(node.attributes):
         if name not in function.attributes:
             del node.attributes[name]

@@ -1,5 +1,6 @@
-"""Operators that ONNX and GE have under one name, with the same inputs in the same order, and without other meanings by
-attributes. The tables of both directions (`forward/one_to_one.py`, `backward/one_to_one.py`) begin with them."""
+"""Operators that ONNX and GE have under one name, with the same inputs in the same order, and
+without other meanings by attributes. The tables of both directions (`forward/one_to_one.py`,
+`backward/one_to_one.py`) begin with them."""
 
 SAME = (
     "Abs",

@@ -1,7 +1,8 @@
 """An ONNX model as a GE graph.
 
-The inputs become Data in the model's order, the weights that are read become Const, and the outputs become the inputs
-of the only NetOutput. A branch of an If is a separate graph, whose Data are the outer values that the branch reads.
+The inputs become Data in the model's order, the weights that are read become Const, and the outputs
+become the inputs of the only NetOutput. A branch of an If is a separate graph, whose Data are the
+outer values that the branch reads.
 """
 
 from __future__ import annotations
@@ -27,15 +28,20 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 _CONSTANT, _IF = ("", "Constant"), ("", "If")
 
-_ALIGNED = {("", name) for name in ("Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor")}
-"""Operators that broadcast since opset 7. Before, the axes of the smaller input are the last axes, which means the
-same, or the axes from the attribute `axis` on."""
+_ALIGNED = {
+    ("", name)
+    for name in ("Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor")
+}
+"""Operators that broadcast since opset 7. Before, the axes of the smaller input are the last axes,
+which means the same, or the axes from the attribute `axis` on."""
 
 Range = tuple[int, int]
 """The inclusive bounds of a size; an upper bound of -1 means no bound."""
 
 
-def to_ge(model: ir.Model, *, input_shapes: Mapping[str, Sequence[int | Range]] | None = None) -> Model:
+def to_ge(
+    model: ir.Model, *, input_shapes: Mapping[str, Sequence[int | Range]] | None = None
+) -> Model:
     """The GE graph of a model; the model is not changed.
 
     `input_shapes` are the sizes of inputs by name: a number, or the bounds of a dynamic size.
@@ -81,20 +87,29 @@ def _set_shapes(graph: ir.Graph, shapes: Mapping[str, Sequence[int | Range]]) ->
     for name, given in shapes.items():
         value = inputs.get(name)
         if value is None:
-            raise ValueError(f"the model has no input '{name}'; its inputs are {', '.join(map(str, inputs))}")
+            raise ValueError(
+                f"the model has no input '{name}'; its inputs are {', '.join(map(str, inputs))}"
+            )
         old = value.shape
         if old is not None and len(old) != len(given):
-            raise ValueError(f"input '{name}' has rank {len(old)}, the shape given for it {len(given)}")
+            raise ValueError(
+                f"input '{name}' has rank {len(old)}, the shape given for it {len(given)}"
+            )
         for axis, size in enumerate(given):
             fixed = old[axis] if old is not None else None
             if isinstance(fixed, int) and isinstance(size, int) and fixed != size:
-                raise ValueError(f"input '{name}' has size {fixed} in axis {axis}, the shape given for it {size}")
+                raise ValueError(
+                    f"input '{name}' has size {fixed} in axis {axis}, the shape given for it {size}"
+                )
         kept = [None] * len(given) if old is None else list(old)
-        value.shape = ir.Shape([size if isinstance(size, int) else kept[i] for i, size in enumerate(given)])
+        value.shape = ir.Shape(
+            [size if isinstance(size, int) else kept[i] for i, size in enumerate(given)]
+        )
 
 
 class _Conversion:
-    """The conversion of a model: the graphs made so far, and the nodes that could not be converted."""
+    """The conversion of a model: the graphs made so far, and the nodes that could not be
+    converted."""
 
     def __init__(self, name: str, info: ShapeInfo) -> None:
         self.model = Model(name)
@@ -108,16 +123,26 @@ class _Conversion:
         ranges: Mapping[str, Sequence[int | Range]],
         captured: Mapping[ir.Value, Tensor] | None = None,
     ) -> Graph:
-        """Convert one graph. `captured` are the outer values that a branch reads, as tensors of the outer graph."""
+        """Convert one graph. `captured` are the outer values that a branch reads, as tensors of the
+        outer graph."""
         made = Graph(self._names.new(source.name or "graph"))
         self.model.graphs.append(made)
         names = Names()
         names.new("NetOutput")
         body = _Body(self, made, Emitter(made, names))
-        for index, value in enumerate(value for value in source.inputs if not value.is_initializer()):
+        for index, value in enumerate(
+            value for value in source.inputs if not value.is_initializer()
+        ):
             body.input(value, index, ranges.get(value.name or ""))
         for index, (value, outer) in enumerate((captured or {}).items()):
-            body.data(value.name or "captured", index, outer, None, value, {PARENT_INDEX: Attr("Int", index + 1)})
+            body.data(
+                value.name or "captured",
+                index,
+                outer,
+                None,
+                value,
+                {PARENT_INDEX: Attr("Int", index + 1)},
+            )
         for node in source:
             body.node(node)
         body.finish(source.outputs)
@@ -140,7 +165,9 @@ class _Body:
         try:
             given = type_of(value, self._info)
         except CannotMapError as error:
-            self._conversion.unmapped.append(UnmappedNode(value.name or "", "input", error.reason, error.alternative))
+            self._conversion.unmapped.append(
+                UnmappedNode(value.name or "", "input", error.reason, error.alternative)
+            )
             self._broken.add(value)
             return
         self.data(value.name or "input", index, given, ranges, value)
@@ -158,7 +185,9 @@ class _Body:
         bounds = None
         if ranges is not None and given.shape is not None:
             bounds = tuple((size, size) if isinstance(size, int) else size for size in ranges)
-        op = Op(self._e.names.new(name), "Data", attrs={"index": Attr("Int", index), **(more or {})})
+        op = Op(
+            self._e.names.new(name), "Data", attrs={"index": Attr("Int", index), **(more or {})}
+        )
         op.input_descs.append(TensorDesc("x", given.dtype, given.shape, ranges=bounds))
         op.output_descs.append(TensorDesc("y", given.dtype, given.shape, ranges=bounds))
         self._graph.ops.append(op)
@@ -167,7 +196,8 @@ class _Body:
     def node(self, node: ir.Node) -> None:
         """Convert one ONNX node.
 
-        A node without a counterpart is recorded. Its readers are still converted, with placeholders of the right types:
+        A node without a counterpart is recorded. Its readers are still converted, with placeholders
+        of the right types:
         so all unsupported nodes are found. The graph is not used then.
         """
         if any(value in self._broken for value in node.inputs if value is not None):
@@ -188,9 +218,11 @@ class _Body:
             self._tensors[value] = tensor
 
     def _known_in_every_run(self, node: ir.Node) -> bool:
-        """Make constants of results that are known sizes or positions; False if the results are not known.
+        """Make constants of results that are known sizes or positions; False if the results are not
+        known.
 
-        At compile time GE evaluates few operators on sizes, and treats any result that it does not know as dynamic.
+        At compile time GE evaluates few operators on sizes, and treats any result that it does not
+        know as dynamic.
         """
         if _key(node) == _CONSTANT or not node.outputs:
             return False
@@ -198,7 +230,11 @@ class _Body:
         for value in node.outputs:
             fact = self._info.fact(value)
             dtype = None if fact.dtype is None else dtypes.from_onnx(int(fact.dtype))
-            if fact.content is None or fact.content.dtype != object or dtype not in ("DT_INT32", "DT_INT64", "DT_BOOL"):
+            if (
+                fact.content is None
+                or fact.content.dtype != object
+                or dtype not in ("DT_INT32", "DT_INT64", "DT_BOOL")
+            ):
                 return False
             numbers = integers_of(fact.content)
             if numbers is None:
@@ -217,7 +253,8 @@ class _Body:
             self._tensors[value] = Tensor(given.dtype, given.shape)
 
     def _only_name(self, node: ir.Node) -> None:
-        """Record a node if it has no counterpart. It reads an unsupported node and so cannot be converted anyway."""
+        """Record a node if it has no counterpart. It reads an unsupported node and so cannot be
+        converted anyway."""
         if not _is_known(_key(node)):
             self._note(node, _unknown(node))
 
@@ -238,12 +275,19 @@ class _Body:
         if (unknown := unknown_part(node)) is not None:
             raise CannotMapError(f"it has {unknown}, and what it means is not known here")
         if opset(node) < 7 and "axis" in node.attributes and _key(node) in _ALIGNED:
-            raise CannotMapError("its second input is for an axis of the first", "export with opset 7 or newer")
+            raise CannotMapError(
+                "its second input is for an axis of the first", "export with opset 7 or newer"
+            )
         inputs = [None if value is None else self.tensor(value) for value in node.inputs]
         try:
             made = handler(OnnxCall(node, self._e, inputs, self._info, opset(node)))
-        except (IndexError, ValueError) as error:  # inputs that ONNX's definition of the operator does not allow
-            raise CannotMapError(f"its inputs and attributes do not match ({error})", "repair the model") from error
+        except (
+            IndexError,
+            ValueError,
+        ) as error:  # inputs that ONNX's definition of the operator does not allow
+            raise CannotMapError(
+                f"its inputs and attributes do not match ({error})", "repair the model"
+            ) from error
         return [made] if isinstance(made, Tensor) else made
 
     def tensor(self, value: ir.Value) -> Tensor:
@@ -257,7 +301,13 @@ class _Body:
 
     def _constant(self, node: ir.Node) -> Tensor:
         attr = next(iter(node.attributes.values()), None)
-        if attr is None or attr.name not in ("value", "value_float", "value_floats", "value_int", "value_ints"):
+        if attr is None or attr.name not in (
+            "value",
+            "value_float",
+            "value_floats",
+            "value_int",
+            "value_ints",
+        ):
             raise CannotMapError("its value is sparse or text")
         if attr.name == "value":
             return self._weight(self._e.stem, attr.as_tensor())
@@ -273,18 +323,23 @@ class _Body:
         return self._e.weight(name, weight)
 
     def _branches(self, node: ir.Node) -> Sequence[Tensor]:
-        """An If. The outer values that the branches read become its inputs, the same ones for both branches.
+        """An If. The outer values that the branches read become its inputs, the same ones for both
+        branches.
 
-        ONNX's condition is a tensor of one element. GE treats any condition that is not a scalar as true unless it is
-        empty, so the condition becomes a scalar.
+        ONNX's condition is a tensor of one element. GE treats any condition that is not a scalar as
+        true unless it is empty, so the condition becomes a scalar.
         """
         condition = self.tensor(node.inputs[0]) if node.inputs[0] is not None else None
         if condition is None:
             raise CannotMapError("its condition is missing")
         if condition.shape != ():
             condition = self._e.op("Squeeze", condition, axis=[], out=condition.with_shape(()))
-        branches = {name: node.attributes[name].as_graph() for name in ("then_branch", "else_branch")}
-        captured = dict.fromkeys(value for branch in branches.values() for value in free_values(branch))
+        branches = {
+            name: node.attributes[name].as_graph() for name in ("then_branch", "else_branch")
+        }
+        captured = dict.fromkeys(
+            value for branch in branches.values() for value in free_values(branch)
+        )
         given = {value: self.tensor(value) for value in captured}
         outs = [type_of(value, self._info) for value in node.outputs]
         made = self._e.ops("If", condition, list(given.values()), outs=outs)
@@ -294,7 +349,8 @@ class _Body:
         return made
 
     def finish(self, outputs: Sequence[ir.Value]) -> None:
-        """Add the NetOutput. A Data or Const that is an output goes through an Identity: an operator must make it."""
+        """Add the NetOutput. A Data or Const that is an output goes through an Identity: an
+        operator must make it."""
         if self._conversion.unmapped:
             return
         straight = {op.name for op in self._graph.ops if op.type in ("Data", "Const")}
@@ -314,8 +370,9 @@ class _Body:
 def _order_messages(graph: Graph, end: Op) -> None:
     """Put the operators that talk to other ranks into the order of their nodes, by control edges.
 
-    Ranks wait for each other, so all of them must run these operators in one order. The data alone do not say it. The
-    last edge leads to the NetOutput, because an HcomSend has no output that another operator reads.
+    Ranks wait for each other, so all of them must run these operators in one order. The data alone
+    do not say it. The last edge leads to the NetOutput, because an HcomSend has no output that
+    another operator reads.
     """
     messages = [op for op in graph.ops if op.type in hcom.OPERATORS]
     for before, after in pairwise([*messages, end]):
@@ -323,14 +380,17 @@ def _order_messages(graph: Graph, end: Op) -> None:
 
 
 def _prune(graph: Graph) -> None:
-    """Drop the operators that no output needs, such as axes that became attributes. All Data stay, because the model's
-    inputs stay, and all operators that talk to other ranks, because these wait for them."""
+    """Drop the operators that no output needs, such as axes that became attributes. All Data stay,
+    because the model's inputs stay, and all operators that talk to other ranks, because these wait
+    for them."""
     by_name = {op.name: op for op in graph.ops}
     needed = set(reached(["NetOutput"], lambda name: by_name[name].sources))
     graph.ops[:] = [op for op in graph.ops if op.name in needed or op.type == "Data"]
 
 
-_WRITE_OUT = "leave it out, or export it as simpler operators (MatMul, Add, Sigmoid, ...), which GE has"
+_WRITE_OUT = (
+    "leave it out, or export it as simpler operators (MatMul, Add, Sigmoid, ...), which GE has"
+)
 
 
 def _unknown(node: ir.Node) -> CannotMapError:
@@ -353,7 +413,8 @@ def not_fused(node: ir.Node) -> CannotMapError | None:
 
 
 def free_values(graph: ir.Graph) -> list[ir.Value]:
-    """The values of outer graphs that a graph and its subgraphs read, in the order of their first use."""
+    """The values of outer graphs that a graph and its subgraphs read, in the order of their first
+    use."""
     own: set[ir.Value] = {*graph.inputs, *graph.initializers.values()}
     free: dict[ir.Value, None] = {}
     for node in graph:

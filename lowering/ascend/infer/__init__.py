@@ -1,9 +1,11 @@
-"""Inference of types and shapes through a whole GE graph. The checker compares a file with its result.
+"""Inference of types and shapes through a whole GE graph. The checker compares a file with its
+result.
 
-What an operator makes of its inputs follows from its meaning in ONNX, which `convert/backward` states, and from ONNX's
-shape rules (`meaning.py`). `own.py` has the operators for which this does not hold. The rules describe runs that
-succeed, so `misfits.py` says which inputs an operator refuses. `graph.infer_model` goes through a model in the order of
-the edges. **Add an operator**: its meaning in `convert/backward`, and what it refuses in `misfits.py`.
+What an operator makes of its inputs follows from its meaning in ONNX, which `convert/backward`
+states, and from ONNX's shape rules (`meaning.py`). `own.py` has the operators for which this does
+not hold. The rules describe runs that succeed, so `misfits.py` says which inputs an operator
+refuses. `graph.infer_model` goes through a model in the order of the edges. **Add an operator**:
+its meaning in `convert/backward`, and what it refuses in `misfits.py`.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ def can_infer(op_type: str) -> bool:
 def infer(op: Op, inputs: Mapping[str, Fact]) -> list[Fact]:
     """The facts of an operator's outputs in order, from those of its present inputs by name.
 
-    The list is empty if nothing is known of them: inputs that decide about their shape are unknown, or an attribute has
-    a value without a meaning in ONNX.
+    The list is empty if nothing is known of them: inputs that decide about their shape are unknown,
+    or an attribute has a value without a meaning in ONNX.
 
     Raises:
         InferenceError: the operator cannot take these inputs.

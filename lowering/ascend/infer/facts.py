@@ -19,8 +19,9 @@ Values = np.ndarray[Any, np.dtype[np.object_]]
 class Fact:
     """The known facts of a tensor.
 
-    `dtype` is its GE type, "" if it is unknown. `shape` has UNKNOWN for unknown sizes, and is None for an unknown rank.
-    `value` are the elements of a small integer tensor as Python ints, None for an unknown element.
+    `dtype` is its GE type, "" if it is unknown. `shape` has UNKNOWN for unknown sizes, and is None
+    for an unknown rank. `value` are the elements of a small integer tensor as Python ints, None for
+    an unknown element.
     """
 
     dtype: str
@@ -65,7 +66,8 @@ class OpFacts:
         return [fact for key, fact in self.inputs.items() if key.removeprefix(name).isdigit()]
 
     def attr(self, name: str) -> Any:
-        """The value of an attribute, or the prototype's default. Raises InferenceError if there is neither."""
+        """The value of an attribute, or the prototype's default. Raises InferenceError if there is
+        neither."""
         spec = ge_prototype(self.op.type)
         entry = spec.attr(name) if spec is not None and name in spec.attr_names else None
         found = self.op.attrs.get(name)
@@ -80,17 +82,23 @@ class OpFacts:
     def ints(self, name: str) -> list[int] | None:
         """All elements of an integer input, None if one is unknown."""
         value = self.x(name).value
-        return None if value is None or any(item is None for item in value.flat) else [int(item) for item in value.flat]
+        return (
+            None
+            if value is None or any(item is None for item in value.flat)
+            else [int(item) for item in value.flat]
+        )
 
     def integer(self, name: str) -> int | None:
-        """The only element of an integer input, None if it is unknown. Raises InferenceError for another count."""
+        """The only element of an integer input, None if it is unknown. Raises InferenceError for
+        another count."""
         numbers = self.ints(name)
         if numbers is not None and len(numbers) != 1:
             raise InferenceError(f"its input {name} has {len(numbers)} elements, not one")
         return None if numbers is None else numbers[0]
 
     def axes(self, name: str) -> list[int] | None:
-        """The axes that an input or an attribute names, as they stand there; None if they are unknown."""
+        """The axes that an input or an attribute names, as they stand there; None if they are
+        unknown."""
         if name in self.inputs:
             return self.ints(name)
         spec = ge_prototype(self.op.type)
@@ -113,11 +121,16 @@ def sizes_agree(left: int, right: int) -> bool:
 
 def shapes_agree(left: Shape, right: Shape) -> bool:
     """Whether two shapes may be equal."""
-    return left is None or right is None or (len(left) == len(right) and all(map(sizes_agree, left, right)))
+    return (
+        left is None
+        or right is None
+        or (len(left) == len(right) and all(map(sizes_agree, left, right)))
+    )
 
 
 def common_size(left: int, right: int) -> int:
-    """The size of an axis that two tensors have in common. Raises InferenceError if their sizes differ."""
+    """The size of an axis that two tensors have in common. Raises InferenceError if their sizes
+    differ."""
     if not sizes_agree(left, right):
         raise InferenceError(f"the sizes {left} and {right} of one axis differ")
     return max(left, right)
@@ -131,10 +144,14 @@ def broadcast(*shapes: Shape) -> Shape:
     rank = max(map(len, known), default=0)
     result: list[int] = []
     for axis in range(rank):
-        sizes = {shape[axis - rank + len(shape)] for shape in known if axis - rank + len(shape) >= 0} - {1}
+        sizes = {
+            shape[axis - rank + len(shape)] for shape in known if axis - rank + len(shape) >= 0
+        } - {1}
         fixed = sizes - {UNKNOWN}
         if len(fixed) > 1:
-            raise InferenceError(f"the shapes {', '.join(str(list(shape)) for shape in known)} do not broadcast")
+            raise InferenceError(
+                f"the shapes {', '.join(str(list(shape)) for shape in known)} do not broadcast"
+            )
         if fixed:
             result.append(fixed.pop())
         else:

@@ -1,4 +1,5 @@
-"""Applies the rules to a whole model, in the order of the edges, and compares the results with the declared shapes."""
+"""Applies the rules to a whole model, in the order of the edges, and compares the results with the
+declared shapes."""
 
 from __future__ import annotations
 
@@ -7,7 +8,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fa_compiler.lowering.ascend.graph import UNDEFINED, UNKNOWN, Graph, Model, Op, TensorDesc, Weight
+from fa_compiler.lowering.ascend.graph import (
+    UNDEFINED,
+    UNKNOWN,
+    Graph,
+    Model,
+    Op,
+    TensorDesc,
+    Weight,
+)
 from fa_compiler.lowering.ascend.infer import Fact, InferenceError, can_infer, infer
 from fa_compiler.lowering.ascend.infer.facts import shapes_agree
 from fa_compiler.op_registry.dtypes import to_numpy
@@ -26,9 +35,9 @@ _MAX_DEPTH = 50
 class InferenceResult:
     """The result of the inference of a model.
 
-    `errors` are the operators that cannot take their inputs, `differences` the descriptors that differ from the
-    inferred types and shapes, both as (operator, sentence). `without_rule` is the number of operators of each type
-    without a rule.
+    `errors` are the operators that cannot take their inputs, `differences` the descriptors that
+    differ from the inferred types and shapes, both as (operator, sentence). `without_rule` is the
+    number of operators of each type without a rule.
     """
 
     errors: list[tuple[str, str]] = field(default_factory=list)
@@ -53,7 +62,8 @@ class _Inference:
         self._depth = 0
 
     def graph(self, graph: Graph, passed: Mapping[int, Fact]) -> list[Fact]:
-        """The facts of a graph's outputs. `passed` are the facts of the inputs of the operator that owns the graph."""
+        """The facts of a graph's outputs. `passed` are the facts of the inputs of the operator that
+        owns the graph."""
         try:
             order = graph.ordered()
         except ValueError:
@@ -80,7 +90,9 @@ class _Inference:
             self._compare(op, f"input {desc.name}", desc, fact)
             yield desc.name, fact
 
-    def _outputs(self, op: Op, inputs: Mapping[str, Fact], passed: Mapping[int, Fact]) -> list[Fact]:
+    def _outputs(
+        self, op: Op, inputs: Mapping[str, Fact], passed: Mapping[int, Fact]
+    ) -> list[Fact]:
         declared = [_declared(desc) for desc in op.output_descs]
         try:
             found = self._infer(op, inputs, passed, declared)
@@ -116,9 +128,11 @@ class _Inference:
         return found
 
     def _branches(self, op: Op, inputs: Mapping[str, Fact], declared: list[Fact]) -> list[Fact]:
-        """The facts that are the same in both branches of an If. For a loop nothing is inferred: its sizes may change
-        in each iteration."""
-        given = {anchor: inputs.get(desc.name, Fact("")) for anchor, desc in enumerate(op.input_descs)}
+        """The facts that are the same in both branches of an If. For a loop nothing is inferred:
+        its sizes may change in each iteration."""
+        given = {
+            anchor: inputs.get(desc.name, Fact("")) for anchor, desc in enumerate(op.input_descs)
+        }
         passes = op.type in ("If", "_If", "StatelessIf", "Case", "StatelessCase", "PartitionedCall")
         results = [
             self.graph(self.graphs[name], given if passes else {})
@@ -129,11 +143,14 @@ class _Inference:
             return declared
         for outputs in results:
             if len(outputs) != len(declared):
-                raise InferenceError(f"a branch has {len(outputs)} outputs, the operator {len(declared)}")
+                raise InferenceError(
+                    f"a branch has {len(outputs)} outputs, the operator {len(declared)}"
+                )
         return [_common(facts) for facts in zip(*results, strict=True)]
 
     def _enter(self, name: str) -> bool:
-        """Whether to infer a subgraph: each only once, up to `_MAX_DEPTH`. Another rule reports shared subgraphs."""
+        """Whether to infer a subgraph: each only once, up to `_MAX_DEPTH`. Another rule reports
+        shared subgraphs."""
         if name in self._entered or self._depth > _MAX_DEPTH:
             return False
         self._entered.add(name)
@@ -141,7 +158,9 @@ class _Inference:
 
     def _compare(self, op: Op, what: str, desc: TensorDesc, fact: Fact) -> None:
         if desc.dtype != UNDEFINED and fact.dtype and desc.dtype != fact.dtype:
-            self.result.differences.append((op.name, f"{what} is declared {desc.dtype}, but is {fact.dtype}"))
+            self.result.differences.append(
+                (op.name, f"{what} is declared {desc.dtype}, but is {fact.dtype}")
+            )
         if not shapes_agree(desc.shape, fact.shape):
             sentence = f"{what} is declared {_text(desc.shape)}, but is {_text(fact.shape)}"
             self.result.differences.append((op.name, sentence))
@@ -164,7 +183,8 @@ def _declared(desc: TensorDesc) -> Fact:
 
 
 def _both(stated: Fact, found: Fact) -> Fact:
-    """The inferred fact, completed by the declared one. If they differ, GE uses the inferred one."""
+    """The inferred fact, completed by the declared one. If they differ, GE uses the inferred
+    one."""
     if not shapes_agree(stated.shape, found.shape):
         return Fact(found.dtype or stated.dtype, found.shape, found.value)
     shape = found.shape if stated.shape is None else stated.shape
@@ -178,15 +198,22 @@ def _common(facts: tuple[Fact, ...]) -> Fact:
     known = [shape for shape in shapes if shape is not None]
     if len(known) < len(shapes) or len({len(shape) for shape in known}) != 1:
         return Fact(types.pop() if len(types) == 1 else "")
-    sizes = tuple(column[0] if len({*column}) == 1 else UNKNOWN for column in zip(*known, strict=True))
+    sizes = tuple(
+        column[0] if len({*column}) == 1 else UNKNOWN for column in zip(*known, strict=True)
+    )
     return Fact(types.pop() if len(types) == 1 else "", sizes)
 
 
 def constant(weight: Weight) -> Fact:
     """The fact of a constant, with its elements if it is a small tensor of integers."""
     value = None
-    known = all(size >= 0 for size in weight.shape)  # another rule reports a constant with an unknown size
-    if known and weight.dtype in _TRACKED_TYPES and int(np.prod(weight.shape, dtype=object)) <= _MAX_ELEMENTS:
+    # another rule reports a constant with an unknown size
+    known = all(size >= 0 for size in weight.shape)
+    if (
+        known
+        and weight.dtype in _TRACKED_TYPES
+        and int(np.prod(weight.shape, dtype=object)) <= _MAX_ELEMENTS
+    ):
         try:
             array = np.frombuffer(weight.load(), to_numpy(weight.dtype)).reshape(weight.shape)
         except (ValueError, OSError):  # too few bytes or a missing file; another rule reports it

@@ -1,7 +1,9 @@
-"""Types and shapes from an operator's meaning in ONNX: the rule of each ONNX node is applied as soon as it is made.
+"""Types and shapes from an operator's meaning in ONNX: the rule of each ONNX node is applied as
+soon as it is made.
 
-This is the only place that knows ONNX's shape rules. A size that GE writes as -1, and an unknown element of an integer
-tensor, are unknown numbers of which no two are equal; a size that is not the same in every run becomes -1 again.
+This is the only place that knows ONNX's shape rules. A size that GE writes as -1, and an unknown
+element of an integer tensor, are unknown numbers of which no two are equal; a size that is not the
+same in every run becomes -1 again.
 """
 
 from __future__ import annotations
@@ -31,15 +33,25 @@ _LIKE = {
     "ReduceLogSum": "ReduceLogSumExp",
     "TensorScatterSub": "TensorScatterAdd",
 }
-"""Operators without a meaning in ONNX here, and operators with the same inputs and attributes whose results have the
-same type and shape. No axes mean no axis to EuclideanNorm, which is TensorFlow's, and all axes to ReduceLogSum, which
-is ONNX's."""
+"""Operators without a meaning in ONNX here, and operators with the same inputs and attributes whose
+results have the same type and shape. No axes mean no axis to EuclideanNorm, which is TensorFlow's,
+and all axes to ReduceLogSum, which is ONNX's."""
 
 _TYPE_OF_FIRST = (
-    *("MatMulV2", "BatchMatMulV2", "MatMul", "BatchMatMul", "Conv2D", "Conv3DV2", "AvgPoolV2", "MaxPoolV3"),
+    *(
+        "MatMulV2",
+        "BatchMatMulV2",
+        "MatMul",
+        "BatchMatMul",
+        "Conv2D",
+        "Conv3DV2",
+        "AvgPoolV2",
+        "MaxPoolV3",
+    ),
     *("GatherV2", "Transpose", "PadV3"),
 )
-"""Operators whose first result has the type of their first input, even if no more is known of it."""
+"""Operators whose first result has the type of their first input, even if no more is known of
+it."""
 
 _STAND_IN = ir.DataType.FLOAT8E4M3FNUZ
 """The type in ONNX of a tensor with a type that only GE has. GE lacks this one."""
@@ -65,14 +77,15 @@ def infer(facts: OpFacts) -> list[Fact]:
 def _node(domain: str, op_type: str, count: int, attrs: tuple[tuple[str, Any], ...]) -> ir.Node:
     """A node as the rules see it. They take the inputs from elsewhere, so calls share it."""
     made = [
-        ir.AttrInt64s(key, ()) if value == () else ir.convenience.convert_attribute(key, value) for key, value in attrs
+        ir.AttrInt64s(key, ()) if value == () else ir.convenience.convert_attribute(key, value)
+        for key, value in attrs
     ]
     return ir.Node(domain, op_type, (), attributes=made, num_outputs=count)
 
 
 class _Call(GeCall):
-    """The call that the functions of `convert/backward` get. It keeps what is known of each tensor. The rule of a node
-    is applied when the node is made."""
+    """The call that the functions of `convert/backward` get. It keeps what is known of each tensor.
+    The rule of a node is applied when the node is made."""
 
     def __init__(self, facts: OpFacts) -> None:
         self._facts = facts
@@ -116,19 +129,32 @@ class _Call(GeCall):
             raise UnreadableError(f"its input {name} is not known")
         return np.array(numbers, dtype=object)
 
-    def nodes(self, op_type: str, *inputs: str, count: int, domain: str = "", **attrs: Any) -> list[str]:
+    def nodes(
+        self, op_type: str, *inputs: str, count: int, domain: str = "", **attrs: Any
+    ) -> list[str]:
         facts = [self._known[given] for given in inputs]
         while facts and facts[-1] is None:
             facts.pop()
-        hashable = tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in attrs.items())
+        hashable = tuple(
+            (key, tuple(value) if isinstance(value, list) else value)
+            for key, value in attrs.items()
+        )
         rule = RULES.get((domain, op_type))
-        found = rule(Context(_node(domain, op_type, count, hashable), facts, OPSET, {})) if rule else ()
+        found = (
+            rule(Context(_node(domain, op_type, count, hashable), facts, OPSET, {})) if rule else ()
+        )
         made = [found] if isinstance(found, OnnxFact) else list(found)
-        return [self._add(made[place] if place < len(made) else OnnxFact()) for place in range(count)]
+        return [
+            self._add(made[place] if place < len(made) else OnnxFact()) for place in range(count)
+        ]
 
     def array(self, value: Any, dtype: str) -> str:
         array = np.asarray(value)
-        content = np.asarray(_DIMS(array), dtype=object) if array.dtype.kind == "i" or not array.size else None
+        content = (
+            np.asarray(_DIMS(array), dtype=object)
+            if array.dtype.kind == "i" or not array.size
+            else None
+        )
         return self._add(OnnxFact(tuple(map(integer, array.shape)), _onnx_type(dtype), content))
 
     def cast(self, name: str, dtype: str) -> str:

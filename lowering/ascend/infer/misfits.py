@@ -1,7 +1,8 @@
-"""What an operator refuses. The shape rules of ONNX describe runs that succeed; these checks say which calls never do.
+"""What an operator refuses. The shape rules of ONNX describe runs that succeed; these checks say
+which calls never do.
 
-Some hold for all operators whose inputs have the same names. The others are for one operator or a few. Each raises
-InferenceError. Rules of our own (`own.py`) have their checks in themselves.
+Some hold for all operators whose inputs have the same names. The others are for one operator or a
+few. Each raises InferenceError. Rules of our own (`own.py`) have their checks in themselves.
 """
 
 from __future__ import annotations
@@ -26,16 +27,44 @@ from fa_compiler.op_registry import hcom
 Check = Callable[[OpFacts], None]
 CHECKS: dict[str, Check] = {}
 
-_ONE_TYPE = (("x1", "x2"), ("then", "else"), ("x", "updates"), ("data", "updates"), ("input", "updates"))
+_ONE_TYPE = (
+    ("x1", "x2"),
+    ("then", "else"),
+    ("x", "updates"),
+    ("data", "updates"),
+    ("input", "updates"),
+)
 """Pairs of inputs that have one type in every operator but those of `_MIXED`."""
 
 _MIXED = ("Pow", "AddN", "ConcatD", "AddLayerNorm")
 
-_SCALARS = {"axis", "delta", "depth", "dimension", "k", "limit", "num_segments", "split_dim", "start"}
+_SCALARS = {
+    "axis",
+    "delta",
+    "depth",
+    "dimension",
+    "k",
+    "limit",
+    "num_segments",
+    "split_dim",
+    "start",
+}
 """Inputs that are one integer in every operator."""
 
 _BROADCAST = (
-    *("Add", "Sub", "Mul", "RealDiv", "TruncateDiv", "FloorDiv", "FloorMod", "Mod", "Pow", "Minimum", "Maximum"),
+    *(
+        "Add",
+        "Sub",
+        "Mul",
+        "RealDiv",
+        "TruncateDiv",
+        "FloorDiv",
+        "FloorMod",
+        "Mod",
+        "Pow",
+        "Minimum",
+        "Maximum",
+    ),
     *("BitwiseAnd", "BitwiseOr", "BitwiseXor", "LogicalAnd", "LogicalOr", "SelectV2", "AddN"),
     *("Equal", "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual"),
     *("SoftmaxGrad", "TanhGrad", "SigmoidGrad", "GeluGradV2", "GeluGrad"),
@@ -49,8 +78,8 @@ _AXES = {
     "SplitD": "split_dim",
     "TopK": "dim",
 }
-"""The attribute or input of an operator that names axes of its first tensor, if it is not called axes. OneHot names a
-new axis, and so do the Unsqueezes."""
+"""The attribute or input of an operator that names axes of its first tensor, if it is not called
+axes. OneHot names a new axis, and so do the Unsqueezes."""
 
 _COUNTS = {"PadV3": ("paddings", 2), "Resize": ("sizes", 1), "Tile": ("multiples", 1)}
 """The input of an operator that has one number, or a pair of them, for each axis of x."""
@@ -76,7 +105,9 @@ def _check_types(call: OpFacts) -> None:
     for one, other in _ONE_TYPE if call.op.type not in _MIXED else ():
         left, right = call.x(one).dtype, call.x(other).dtype
         if left and right and left != right:
-            raise InferenceError(f"{one} is {left} and {other} {right}; GE does not convert between them")
+            raise InferenceError(
+                f"{one} is {left} and {other} {right}; GE does not convert between them"
+            )
 
 
 def _check_axes(call: OpFacts) -> None:
@@ -117,12 +148,16 @@ def _products(call: OpFacts) -> None:
     if left is None or right is None:
         return
     if min(len(left), len(right)) < 2 or (not batched and (len(left), len(right)) != (2, 2)):
-        raise InferenceError(f"{call.op.type} takes no tensors of ranks {len(left)} and {len(right)}")
+        raise InferenceError(
+            f"{call.op.type} takes no tensors of ranks {len(left)} and {len(right)}"
+        )
     first, second = ("adj_x1", "adj_x2") if batched else ("transpose_x1", "transpose_x2")
     inner = left[-2 if call.attr(first) else -1]
     other, columns = right[:-3:-1] if call.attr(second) else right[-2:]
     if not sizes_agree(inner, other):
-        raise InferenceError(f"x1 {list(left)} and x2 {list(right)} share no axis: {inner} and {other}")
+        raise InferenceError(
+            f"x1 {list(left)} and x2 {list(right)} share no axis: {inner} and {other}"
+        )
     if bias is not None and not sizes_agree(bias[-1] if bias else 1, columns):
         raise InferenceError(f"its bias has the shape {list(bias)}, its result {columns} columns")
     broadcast(left[:-2], right[:-2])
@@ -136,7 +171,9 @@ def _convolutions(call: OpFacts) -> None:
         return
     ranks = {len(x), len(weight), len(strides), len(dilations)}
     if len(ranks) > 1 or len(x) < 3 or len(pads) != 2 * len(x) - 4:
-        raise InferenceError(f"x has rank {len(x)}, filter {len(weight)}, strides {len(strides)}, pads {len(pads)}")
+        raise InferenceError(
+            f"x has rank {len(x)}, filter {len(weight)}, strides {len(strides)}, pads {len(pads)}"
+        )
     if min(strides) < 1:
         raise InferenceError(f"the strides are {strides}")
     common_size(x[1], weight[1] * groups if weight[1] >= 0 else UNKNOWN)
@@ -155,11 +192,16 @@ def _pools(call: OpFacts) -> None:
     _check_windows(x, ksize, pads, [1] * 4)
 
 
-def _check_windows(x: Sequence[int], kernel: Sequence[int], pads: Sequence[int], dilations: Sequence[int]) -> None:
+def _check_windows(
+    x: Sequence[int], kernel: Sequence[int], pads: Sequence[int], dilations: Sequence[int]
+) -> None:
     """The axes are NCHW or NCDHW. The pads are a pair (beginning, end) for each axis."""
     for axis in range(2, len(x)):
         padded = x[axis] + sum(pads[2 * axis - 4 : 2 * axis - 2])
-        if UNKNOWN not in (x[axis], kernel[axis]) and (kernel[axis] - 1) * dilations[axis] + 1 > padded:
+        if (
+            UNKNOWN not in (x[axis], kernel[axis])
+            and (kernel[axis] - 1) * dilations[axis] + 1 > padded
+        ):
             raise InferenceError(f"a window of {kernel[axis]} does not fit an axis of {x[axis]}")
 
 
@@ -231,7 +273,9 @@ def _dropped(call: OpFacts) -> None:
     shape, axes = call.x().shape, call.axes(_AXES.get(call.op.type, "axes"))
     for axis in axes or ():
         if shape is not None and shape[axis] not in (1, UNKNOWN):
-            raise InferenceError(f"axis {axis % len(shape)} of size {shape[axis]} cannot be dropped")
+            raise InferenceError(
+                f"axis {axis % len(shape)} of size {shape[axis]} cannot be dropped"
+            )
 
 
 @_refuses("ConcatD")
@@ -240,7 +284,9 @@ def _parts(call: OpFacts) -> None:
     if len(facts) != call.attr("N"):
         raise InferenceError(f"N is {call.attr('N')}, and there are {len(facts)} inputs")
     if len({fact.dtype for fact in facts} - {""}) > 1:
-        raise InferenceError(f"its inputs have different types: {', '.join(fact.dtype for fact in facts)}")
+        raise InferenceError(
+            f"its inputs have different types: {', '.join(fact.dtype for fact in facts)}"
+        )
     shapes = [fact.shape for fact in facts if fact.shape is not None]
     ranks = list(dict.fromkeys(map(len, shapes)))
     if len(ranks) > 1:
@@ -262,7 +308,9 @@ def _equal_parts(call: OpFacts) -> None:
 @_refuses("StridedSliceV2")
 def _bounds(call: OpFacts) -> None:
     axes = call.ints("axes") if "axes" in call.inputs else call.ints("begin")
-    lists = [numbers for name in ("begin", "end", "strides") if (numbers := call.ints(name)) is not None]
+    lists = [
+        numbers for name in ("begin", "end", "strides") if (numbers := call.ints(name)) is not None
+    ]
     if axes is not None and any(len(numbers) != len(axes) for numbers in lists):
         bounds = ", ".join(str(len(numbers)) for numbers in lists)
         raise InferenceError(f"it has {len(axes)} axes, and {bounds} bounds")
@@ -317,10 +365,13 @@ def _tables(call: OpFacts) -> None:
 
 
 def _fit_table(table: str, own: Shape, name: str, shape: Shape) -> None:
-    """Raise InferenceError where a table does not broadcast to what it rotates along the last axis."""
+    """Raise InferenceError where a table does not broadcast to what it rotates along the last
+    axis."""
     if own is None or shape is None:
         return
-    fits = len(shape) == len(own) > 0 and all(a == 1 or sizes_agree(a, b) for a, b in zip(own, shape, strict=True))
+    fits = len(shape) == len(own) > 0 and all(
+        a == 1 or sizes_agree(a, b) for a, b in zip(own, shape, strict=True)
+    )
     if not fits or not sizes_agree(own[-1], shape[-1]):
         raise InferenceError(f"{table} has the shape {list(own)}, {name} {list(shape)}")
 

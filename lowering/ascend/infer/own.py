@@ -7,7 +7,13 @@ from typing import Any
 
 from fa_compiler.lowering.ascend.dtypes import attr_name
 from fa_compiler.lowering.ascend.graph import UNKNOWN, Opaque, Weight, ge_shape, known_sizes
-from fa_compiler.lowering.ascend.infer.facts import Fact, InferenceError, OpFacts, broadcast, shapes_agree
+from fa_compiler.lowering.ascend.infer.facts import (
+    Fact,
+    InferenceError,
+    OpFacts,
+    broadcast,
+    shapes_agree,
+)
 from fa_compiler.lowering.ascend.infer.misfits import MOST_PARTS
 from fa_compiler.op_registry import NodeError, TensorInfo, can_infer, get, names
 from fa_compiler.op_registry import infer as infer_registered
@@ -49,8 +55,8 @@ def _element_by_element(call: OpFacts) -> Sequence[Fact]:
 
 @_rule("LayerNorm")
 def _layer_norm(call: OpFacts) -> Sequence[Fact]:
-    """The meaning takes the weights' axes from begin_params_axis, which GE's inference does not read. The type of the
-    statistics is not inferred."""
+    """The meaning takes the weights' axes from begin_params_axis, which GE's inference does not
+    read. The type of the statistics is not inferred."""
     x = call.x()
     if x.shape is None:
         return [x]
@@ -58,7 +64,9 @@ def _layer_norm(call: OpFacts) -> Sequence[Fact]:
     for name in ("gamma", "beta"):
         if not shapes_agree(call.x(name).shape, x.shape[axis:]):
             shape = list(call.x(name).shape or ())
-            raise InferenceError(f"{name} has the shape {shape}, the normalised axes are {list(x.shape[axis:])}")
+            raise InferenceError(
+                f"{name} has the shape {shape}, the normalised axes are {list(x.shape[axis:])}"
+            )
     statistics = Fact("", (*x.shape[:axis], *(1,) * (len(x.shape) - axis)))
     return [x.with_shape(x.shape), statistics, statistics]
 

@@ -1,9 +1,9 @@
 """Converts a node to an older opset.
 
-`CHANGES` lists, for every operator of the parser that changed after opset 17, the versions at which it changed. The
-entry is a rule that converts the node to the version before. It is None if only more types were added, or values that
-the parser's plugin does not take: the node then stays unchanged, and is checked at the end. An operator that did not
-change is not in the table.
+`CHANGES` lists, for every operator of the parser that changed after opset 17, the versions at which
+it changed. The entry is a rule that converts the node to the version before. It is None if only
+more types were added, or values that the parser's plugin does not take: the node then stays
+unchanged, and is checked at the end. An operator that did not change is not in the table.
 
 | what | becomes | because |
 | --- | --- | --- |
@@ -45,22 +45,28 @@ def drop(*names: str) -> RewriteRule:
 
 
 def refuse(**defaults: int | str | None) -> RewriteRule:
-    """Leave out attributes that have their default, and refuse other values. The default None refuses any value."""
+    """Leave out attributes that have their default, and refuse other values. The default None
+    refuses any value."""
 
     def rule(rewrite: Rewrite) -> None:
         for name, default in defaults.items():
             attr = rewrite.node.attributes.pop(name, None)
             if attr is not None and (default is None or attr.value != default):
-                rewrite.fail(f"{name} is {attr.value!r}, which opset {rewrite.builder.opset} does not have")
+                rewrite.fail(
+                    f"{name} is {attr.value!r}, which opset {rewrite.builder.opset} does not have"
+                )
 
     return rule
 
 
 def defined_noop(rewrite: Rewrite) -> None:
-    """Refuse a noop_with_empty_axes other than 0 and 1: ONNX and ONNX Runtime differ about such numbers."""
+    """Refuse a noop_with_empty_axes other than 0 and 1: ONNX and ONNX Runtime differ about such
+    numbers."""
     noop = int_attr(rewrite.node, "noop_with_empty_axes", 0)
     if noop not in (0, 1):
-        rewrite.fail(f"noop_with_empty_axes is {noop}; ONNX defines 0 and 1 only, so write one of these")
+        rewrite.fail(
+            f"noop_with_empty_axes is {noop}; ONNX defines 0 and 1 only, so write one of these"
+        )
 
 
 def axes_as_attribute(rewrite: Rewrite) -> None:
@@ -170,7 +176,9 @@ def grid_modes(rewrite: Rewrite) -> None:
     """GridSample of opset 20."""
     if len(rewrite.shape(rewrite.needed(0))) != 4:
         rewrite.fail("before opset 20 it takes 4 dimensions only")
-    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(name := rewrite.text("mode", "linear"), name)
+    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(
+        name := rewrite.text("mode", "linear"), name
+    )
     rewrite.node.attributes["mode"] = ir.AttrString("mode", mode)
 
 
@@ -183,7 +191,12 @@ def infinite_halves(rewrite: Rewrite) -> None:
 
 _ANY: dict[int, RewriteRule | None] = dict.fromkeys((19, 21, 23, 24, 25))
 _LATER: dict[int, RewriteRule | None] = dict.fromkeys((21, 23, 24, 25))
-_CASTS: dict[int, RewriteRule | None] = {**_ANY, 19: drop("saturate"), 24: drop("round_mode"), 28: None}
+_CASTS: dict[int, RewriteRule | None] = {
+    **_ANY,
+    19: drop("saturate"),
+    24: drop("round_mode"),
+    28: None,
+}
 _REDUCE: dict[int, RewriteRule | None] = {18: axes_as_attribute}
 _LOGARITHMS: dict[int, RewriteRule | None] = {18: axes_as_attribute, 28: None}
 _EXTREMES: dict[int, RewriteRule | None] = {18: axes_as_attribute, 20: booleans}
@@ -192,10 +205,45 @@ _TYPES_22: dict[int, RewriteRule | None] = {22: None}
 _TYPES_28: dict[int, RewriteRule | None] = {28: None}
 _ONLY_TYPES = (
     *("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cos", "Cosh", "Sin", "Sinh", "Tan"),
-    *("Conv", "ConvTranspose", "Det", "EyeLike", "InstanceNormalization", "LpNormalization", "RoiAlign"),
-    *("Dropout", "Elu", "HardSigmoid", "HardSwish", "Mish", "Round", "Selu", "Softplus", "Softsign", "ThresholdedRelu"),
-    *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
-    *("GRU", "LSTM", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "MaxPool", "MaxRoiPool", "MaxUnpool"),
+    *(
+        "Conv",
+        "ConvTranspose",
+        "Det",
+        "EyeLike",
+        "InstanceNormalization",
+        "LpNormalization",
+        "RoiAlign",
+    ),
+    *(
+        "Dropout",
+        "Elu",
+        "HardSigmoid",
+        "HardSwish",
+        "Mish",
+        "Round",
+        "Selu",
+        "Softplus",
+        "Softsign",
+        "ThresholdedRelu",
+    ),
+    *(
+        "Bernoulli",
+        "Multinomial",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+    ),
+    *(
+        "GRU",
+        "LSTM",
+        "GlobalAveragePool",
+        "GlobalLpPool",
+        "GlobalMaxPool",
+        "MaxPool",
+        "MaxRoiPool",
+        "MaxUnpool",
+    ),
 )
 
 CHANGES: Mapping[str, Mapping[int, RewriteRule | None]] = {
@@ -231,5 +279,9 @@ CHANGES: Mapping[str, Mapping[int, RewriteRule | None]] = {
 def convert(rewrite: Rewrite, target: int) -> None:
     """Convert the node from its opset to an older one, one version after the other."""
     for version, rule in sorted(CHANGES.get(rewrite.node.op_type, {}).items(), reverse=True):
-        if target < version <= rewrite.source and rule is not None and rewrite.node.graph is not None:
+        if (
+            target < version <= rewrite.source
+            and rule is not None
+            and rewrite.node.graph is not None
+        ):
             rule(rewrite)

@@ -1,18 +1,21 @@
-"""The rules of ATC's ONNX parser, and of the stages after it, in the order in which a fault is found:
+"""The rules of ATC's ONNX parser, and of the stages after it, in the order in which a fault is
+found:
 
     reading     not protobuf, or 2 GiB and more (E13005); no inputs or no outputs (E16001)
-    pre-check   a name used twice (E13009); an operator without a plugin (E13010); a domain that is not imported
+    pre-check   a name used twice (E13009); an operator without a plugin (E13010); a domain that is
+                not imported (E19999)
+    nodes       faults of the parser's own plugins for attention and around it; attributes and
+                inputs that the other plugins do not take (`plugin_reads.tsv`); an output without a
+                name together with an absent input; more tensors than the operator has; types
                 (E19999)
-    nodes       faults of the parser's own plugins for attention and around it; attributes and inputs that the other
-                plugins do not take (`plugin_reads.tsv`); an output without a name together with an absent input; more
-                tensors than the operator has; types (E19999)
-    later       an input that no node makes, an absent input in a branch (E11019); missing required attributes and
-                inputs; operators that a plugin builds wrongly
-    never       attributes that a plugin does not read; weights that are read from the wrong position; outputs that
-                depend on constants only; the flags that a plugin leaves to all later nodes
+    later       an input that no node makes, an absent input in a branch (E11019); missing required
+                attributes and inputs; operators that a plugin builds wrongly
+    never       attributes that a plugin does not read; weights that are read from the wrong
+                position; outputs that depend on constants only; the flags that a plugin leaves to
+                all later nodes
 
-A node of a plugin's domain is expected to become the GE operator of the same name, with the same order of inputs and
-outputs and the same names of attributes. The generated plugin does this.
+A node of a plugin's domain is expected to become the GE operator of the same name, with the same
+order of inputs and outputs and the same names of attributes. The generated plugin does this.
 """
 
 from __future__ import annotations
@@ -31,8 +34,21 @@ from fa_compiler.lowering.ascend.onnx_route.check_outputs import all_graphs, che
 from fa_compiler.lowering.ascend.onnx_route.check_weights import check_weights
 from fa_compiler.lowering.ascend.onnx_route.input_facts import input_facts
 from fa_compiler.lowering.ascend.onnx_route.names import parser_nodes
-from fa_compiler.lowering.ascend.onnx_route.plugin_reads import InputFact, NodeForm, plain, plugin_mismatches
-from fa_compiler.op_registry import DOMAIN, VERSION, NodeError, bind_inputs, bind_outputs, full_attrs, get
+from fa_compiler.lowering.ascend.onnx_route.plugin_reads import (
+    InputFact,
+    NodeForm,
+    plain,
+    plugin_mismatches,
+)
+from fa_compiler.op_registry import (
+    DOMAIN,
+    VERSION,
+    NodeError,
+    bind_inputs,
+    bind_outputs,
+    full_attrs,
+    get,
+)
 from fa_compiler.op_registry import names as operators
 from fa_compiler.op_registry.parser_plugins import PARSER_PLUGINS, plugin_misfit
 from fa_compiler.passes.ir.nodes import STANDARD
@@ -44,23 +60,48 @@ _REJECTED, _LATER = Severity.REJECTED, Severity.LATER
 NOT_ONNX = Rule("not-onnx", _REJECTED, "give an ONNX model (E13005)")
 TOO_LARGE = Rule("too-large", _REJECTED, "put the weights into a file beside the model (E13005)")
 NO_ENDS = Rule("no-ends", _REJECTED, "ATC takes no model without inputs or outputs (E16001)")
-NAME_TWICE = Rule("name-twice", _REJECTED, "give every node a name of its own, other than the inputs' (E13009)")
-NO_PLUGIN = Rule("no-plugin", _REJECTED, "convert the model with `fa-compiler atc --route onnx` (E13010)")
-OTHER_DOMAIN = Rule("no-plugin", _REJECTED, "leave it out, or give --plugin-domain if you have its plugin (E13010)")
+NAME_TWICE = Rule(
+    "name-twice", _REJECTED, "give every node a name of its own, other than the inputs' (E13009)"
+)
+NO_PLUGIN = Rule(
+    "no-plugin", _REJECTED, "convert the model with `fa-compiler atc --route onnx` (E13010)"
+)
+OTHER_DOMAIN = Rule(
+    "no-plugin", _REJECTED, "leave it out, or give --plugin-domain if you have its plugin (E13010)"
+)
 YOUR_PLUGIN = Rule("your-plugin", Severity.NOTE, "compare the results on the device")
 NO_OPSET = Rule("no-opset", _REJECTED, "add the domain to the model's opset_import (E19999)")
-EMPTY_OUTPUT = Rule("empty-output", _REJECTED, "name every output: the parser connects absent inputs with it (E19999)")
+EMPTY_OUTPUT = Rule(
+    "empty-output",
+    _REJECTED,
+    "name every output: the parser connects absent inputs with it (E19999)",
+)
 TRAP = Rule("parser-plugin", _REJECTED, "give all inputs of a group, none of them empty (E19999)")
 PARAMS = Rule("parser-params", _REJECTED, "write the attribute (E11010)")
 TENSORS = Rule("too-many-tensors", _REJECTED, "leave out what the operator does not have (E19999)")
 ELEMENT = Rule("element-type", _REJECTED, "use a type that ATC knows (E19999)")
-BRANCHES = Rule("branches", _REJECTED, "an If has then_branch and else_branch and nothing else (E19999)")
-FORM = Rule("plugin-form", _REJECTED, "convert the model with `fa-compiler atc --route onnx` (E11010, E19999)")
-UNREAD = Rule("plugin-misses", Severity.WRONG, "convert the model with `fa-compiler atc --route onnx`")
+BRANCHES = Rule(
+    "branches", _REJECTED, "an If has then_branch and else_branch and nothing else (E19999)"
+)
+FORM = Rule(
+    "plugin-form",
+    _REJECTED,
+    "convert the model with `fa-compiler atc --route onnx` (E11010, E19999)",
+)
+UNREAD = Rule(
+    "plugin-misses", Severity.WRONG, "convert the model with `fa-compiler atc --route onnx`"
+)
 STOPS = Rule("plugin-stops", _LATER, "convert the model with `fa-compiler atc --route onnx`")
 OPEN = Rule("plugin-unknown", Severity.NOTE, "compare the results on the device")
-PLUGIN_RULES = {Severity.REJECTED: FORM, Severity.LATER: STOPS, Severity.WRONG: UNREAD, Severity.NOTE: OPEN}
-FLAGS = Rule("plugin-flags", Severity.WRONG, "convert the model with `fa-compiler atc --route onnx`")
+PLUGIN_RULES = {
+    Severity.REJECTED: FORM,
+    Severity.LATER: STOPS,
+    Severity.WRONG: UNREAD,
+    Severity.NOTE: OPEN,
+}
+FLAGS = Rule(
+    "plugin-flags", Severity.WRONG, "convert the model with `fa-compiler atc --route onnx`"
+)
 GAP = Rule("gap-in-branch", _LATER, "give the input, or use an operator without it (E11019)")
 UNLINKED = Rule("unlinked", _LATER, "correct the name (E11019)")
 BROKEN = Rule("broken-plugin", _LATER, "use the plugin that `fa-compiler atc --route onnx` writes")
@@ -101,7 +142,8 @@ def check(path: Path, plugins: Iterable[str] = (DOMAIN,)) -> list[FileDiagnostic
 def check_model(
     model: onnx.ModelProto, folder: Path | None, plugins: Iterable[str] = (DOMAIN,)
 ) -> list[FileDiagnostic]:
-    """All diagnostics of a model. `folder` is the folder of its weights' files; None does not check these files."""
+    """All diagnostics of a model. `folder` is the folder of its weights' files; None does not check
+    these files."""
     if (text := _no_text(model)) is not None:
         return [NOT_ONNX("", f"it holds the text {text!r}, which is not UTF-8")]
     own, graphs = frozenset(plugins), list(all_graphs(model.graph))
@@ -125,7 +167,9 @@ def _ends(graph: onnx.GraphProto) -> Iterator[FileDiagnostic]:
             yield NO_ENDS("", f"the graph has no {what}")
 
 
-def _pre_check(graphs: Sequence[onnx.GraphProto], imports: Domains, own: frozenset[str]) -> Iterator[FileDiagnostic]:
+def _pre_check(
+    graphs: Sequence[onnx.GraphProto], imports: Domains, own: frozenset[str]
+) -> Iterator[FileDiagnostic]:
     """Names are unique, and there is a plugin for each node."""
     for graph in graphs:
         yield from _names(graph)
@@ -140,7 +184,8 @@ def _tensors_and_nodes(
     own: frozenset[str],
     imports: Domains,
 ) -> Iterator[FileDiagnostic]:
-    """What the parser finds in the graphs, one after the other: inputs and outputs, nodes, weights."""
+    """What the parser finds in the graphs, one after the other: inputs and outputs, nodes,
+    weights."""
     facts = input_facts(model, graphs)
     known = set[str]().union(*map(_made, graphs))
     read = set[str]().union(*map(_read, graphs))
@@ -163,18 +208,24 @@ def _tensors_and_nodes(
 
 def _read(graph: onnx.GraphProto) -> set[str]:
     """The tensors that are outputs of a graph or inputs of its nodes."""
-    return {*(value.name for value in graph.output), *(name for node in graph.node for name in node.input)}
+    return {
+        *(value.name for value in graph.output),
+        *(name for node in graph.node for name in node.input),
+    }
 
 
 def _no_text(message: Any) -> bytes | None:
-    """A text of a message that is not UTF-8, or None. protobuf refuses it in the parser's schema, but not in ONNX's."""
+    """A text of a message that is not UTF-8, or None. protobuf refuses it in the parser's schema,
+    but not in ONNX's."""
     if isinstance(message, onnx.TensorProto):  # the data of a tensor are skipped
         texts: tuple[Any, ...] = (message.name, message.doc_string)
         return next((text for text in texts if isinstance(text, bytes)), None)
     for field, value in message.ListFields():
         if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
             continue
-        items = [value] if isinstance(value, (str, bytes)) or hasattr(value, "ListFields") else value
+        items = (
+            [value] if isinstance(value, (str, bytes)) or hasattr(value, "ListFields") else value
+        )
         for item in items:
             if isinstance(item, bytes):
                 return item
@@ -196,9 +247,12 @@ def _label(node: onnx.NodeProto) -> str:
 
 
 def _names(graph: onnx.GraphProto) -> Iterator[FileDiagnostic]:
-    """Nodes, inputs and initializers share one namespace. The parser itself names nodes without a name."""
+    """Nodes, inputs and initializers share one namespace. The parser itself names nodes without a
+    name."""
     initial = {tensor.name for tensor in graph.initializer}
-    taken = Counter(parser_nodes((value.name for value in graph.input if value.name not in initial), initial))
+    taken = Counter(
+        parser_nodes((value.name for value in graph.input if value.name not in initial), initial)
+    )
     unnamed = 0
     for node in graph.node:
         name = node.name or f"{node.op_type}_{unnamed}"
@@ -208,7 +262,9 @@ def _names(graph: onnx.GraphProto) -> Iterator[FileDiagnostic]:
             yield NAME_TWICE(name, "another node, input or weight has this name")
 
 
-def _registered(node: onnx.NodeProto, imports: Domains, own: frozenset[str]) -> Iterator[FileDiagnostic]:
+def _registered(
+    node: onnx.NodeProto, imports: Domains, own: frozenset[str]
+) -> Iterator[FileDiagnostic]:
     domain = node.domain or "ai.onnx"
     if domain not in imports:
         yield NO_OPSET(_label(node), f"the model imports no opset of the domain '{domain}'")
@@ -216,7 +272,11 @@ def _registered(node: onnx.NodeProto, imports: Domains, own: frozenset[str]) -> 
         rule = NO_PLUGIN if domain in ("ai.onnx", *own) else OTHER_DOMAIN
         version = imports[domain]
         said = f"no plugin is registered for {domain}::{version}::{node.op_type}"
-        if domain == "ai.onnx" and version > parser.NEWEST and parser.takes("", node.op_type, parser.NEWEST):
+        if (
+            domain == "ai.onnx"
+            and version > parser.NEWEST
+            and parser.takes("", node.op_type, parser.NEWEST)
+        ):
             said = f"the model has opset {version}, and the plugins of the parser are for {parser.NEWEST} and older"
         yield rule(_label(node), said)
 
@@ -240,19 +300,27 @@ def _empty_outputs(graphs: list[onnx.GraphProto]) -> Iterator[FileDiagnostic]:
         for maker in makers:
             if any(reader is not maker for reader in readers):
                 other = next(_label(reader) for reader in readers if reader is not maker)
-                yield EMPTY_OUTPUT(_label(maker), f"it has an output without a name, and {other} an absent input")
+                yield EMPTY_OUTPUT(
+                    _label(maker), f"it has an output without a name, and {other} an absent input"
+                )
 
 
 def _node(node: onnx.NodeProto, own: frozenset[str]) -> Iterator[FileDiagnostic]:
     if node.domain in own and node.op_type not in operators():
-        yield YOUR_PLUGIN(_label(node), f"{node.domain}::{node.op_type} is left to your plugin, which is not read here")
+        yield YOUR_PLUGIN(
+            _label(node),
+            f"{node.domain}::{node.op_type} is left to your plugin, which is not read here",
+        )
     elif node.domain in own:
         yield from _own(node)
     elif node.op_type in PLUGIN_NODES:
         yield from _around(node)
     elif node.op_type.startswith("NPU") and node.op_type in REQUIRED:
         yield from _attention(node)
-    elif node.op_type == "If" and sorted(attr.name for attr in node.attribute) != ["else_branch", "then_branch"]:
+    elif node.op_type == "If" and sorted(attr.name for attr in node.attribute) != [
+        "else_branch",
+        "then_branch",
+    ]:
         yield BRANCHES(_label(node), "its attributes are not the two branches")
 
 
@@ -266,7 +334,8 @@ def _flags(graphs: list[onnx.GraphProto]) -> Iterator[FileDiagnostic]:
             names = {attr.name for attr in node.attribute}
             if earlier and "output_shape" not in names:
                 sentence = (
-                    f"{earlier} has output_shape, and ATC's plugin treats all later ConvTransposes as if they had it"
+                    f"{earlier} has output_shape, and ATC's plugin treats all later ConvTransposes as "
+                    "if they had it"
                 )
                 yield FLAGS(_label(node), sentence)
             if "output_shape" in names:
@@ -276,36 +345,49 @@ def _flags(graphs: list[onnx.GraphProto]) -> Iterator[FileDiagnostic]:
 def _plugin(
     node: onnx.NodeProto, version: int, read: set[str], facts: Mapping[str, InputFact]
 ) -> Iterator[FileDiagnostic]:
-    """The diagnostics of a node for the plugin of its operator: what it refuses, and what it ignores."""
+    """The diagnostics of a node for the plugin of its operator: what it refuses, and what it
+    ignores."""
     try:
         form = NodeForm.of_proto(node, version, read, facts)
         found = list(plugin_mismatches(form))
     except (ValueError, TypeError, AttributeError) as error:
-        yield FORM(_label(node), f"an attribute is of another type than {node.op_type} has ({error})")
+        yield FORM(
+            _label(node), f"an attribute is of another type than {node.op_type} has ({error})"
+        )
         return
     for mismatch in found:
         yield PLUGIN_RULES[mismatch.severity](_label(node), mismatch.sentence)
 
 
 def _attention(node: onnx.NodeProto) -> Iterator[FileDiagnostic]:
-    """The diagnostics of the parser's own attention plugins. Two of the three build an operator that does not work."""
+    """The diagnostics of the parser's own attention plugins. Two of the three build an operator
+    that does not work."""
     given = {attr.name for attr in node.attribute}
     for name in REQUIRED[node.op_type]:
         if name not in given:
-            yield PARAMS(_label(node), f"the attribute {name} is absent, which the parser's plugin needs")
+            yield PARAMS(
+                _label(node), f"the attribute {name} is absent, which the parser's plugin needs"
+            )
     counts = ACCEPTED_INPUTS.get(node.op_type)
     if counts and (len(node.input) not in counts or "" in node.input):
         listed = " or ".join(map(str, counts))
         absent = sum(not name for name in node.input)
         yield TRAP(
-            _label(node), f"it has {len(node.input)} inputs, {absent} of them empty; expected {listed}, none empty"
+            _label(node),
+            f"it has {len(node.input)} inputs, {absent} of them empty; expected {listed}, none empty",
         )
     if node.op_type == "NPUFlashAttention":
-        yield BROKEN(_label(node), "the parser's plugin drops input_layout, which FlashAttentionScore needs")
+        yield BROKEN(
+            _label(node), "the parser's plugin drops input_layout, which FlashAttentionScore needs"
+        )
     elif node.op_type == "NPUIncreFlashAttention":
         yield BROKEN(_label(node), "the parser's plugin leaves the keys and values unconnected")
     elif node.op_type == "NPUPromptFlashAttention" and not {"pre_tokens", "next_tokens"} <= given:
-        yield BROKEN(_label(node), "the parser's plugin treats absent pre_tokens and next_tokens as 0", "write both")
+        yield BROKEN(
+            _label(node),
+            "the parser's plugin treats absent pre_tokens and next_tokens as 0",
+            "write both",
+        )
 
 
 def _around(node: onnx.NodeProto) -> Iterator[FileDiagnostic]:
@@ -314,20 +396,30 @@ def _around(node: onnx.NodeProto) -> Iterator[FileDiagnostic]:
     attrs = {attr.name: plain(onnx.helper.get_attribute_value(attr)) for attr in node.attribute}
     for name in REQUIRED.get(node.op_type, ()):
         if name not in attrs:
-            yield PARAMS(_label(node), f"the attribute {name} is absent, which the parser's plugin needs")
+            yield PARAMS(
+                _label(node), f"the attribute {name} is absent, which the parser's plugin needs"
+            )
     spec = get(op_type)
     for names, count in ((node.input, len(spec.inputs)), (node.output, len(spec.outputs))):
         if any(names[count:]):
-            yield TENSORS(_label(node), f"{op_type} has {count} of these tensors, and the node has {len(names)}")
+            yield TENSORS(
+                _label(node),
+                f"{op_type} has {count} of these tensors, and the node has {len(names)}",
+            )
     unknown = next((name for name in attrs if name not in spec.attr_names), None)
     if unknown is not None:
-        yield UNREAD(_label(node), f"{node.op_type} of ATC's own parser does not read {unknown}", WRITE_AS_READ)
+        yield UNREAD(
+            _label(node),
+            f"{node.op_type} of ATC's own parser does not read {unknown}",
+            WRITE_AS_READ,
+        )
     elif (misfit := plugin_misfit(op_type, {**PARSER_PLUGINS[op_type].fixed, **attrs})) is not None:
         yield UNREAD(_label(node), misfit, WRITE_AS_READ)
 
 
 def _own(node: onnx.NodeProto) -> Iterator[FileDiagnostic]:
-    """The diagnostics of a node that becomes the GE operator of its name: tensors by position, attributes by name."""
+    """The diagnostics of a node that becomes the GE operator of its name: tensors by position,
+    attributes by name."""
     spec = get(node.op_type)
     try:
         attrs = {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}

@@ -1,8 +1,9 @@
 """The outputs that ATC's parser drops.
 
-The parser makes its graph of all nodes that are connected with an input of the graph, in any direction, and of the
-nodes without inputs. In a branch of an If, the inputs are the tensors that one of the branches reads from outside. An
-output of another node is dropped, nothing is reported, and the outputs behind it move up.
+The parser makes its graph of all nodes that are connected with an input of the graph, in any
+direction, and of the nodes without inputs. In a branch of an If, the inputs are the tensors that
+one of the branches reads from outside. An output of another node is dropped, nothing is reported,
+and the outputs behind it move up.
 """
 
 from __future__ import annotations
@@ -47,9 +48,17 @@ def _branches(graph: onnx.GraphProto) -> Iterator[FileDiagnostic]:
 
 def _outside(graph: onnx.GraphProto) -> set[str]:
     """The names that a graph, or a branch in it, reads from outside."""
-    read = {name for node in graph.node for name in _read(node)} | {value.name for value in graph.output}
+    read = {name for node in graph.node for name in _read(node)} | {
+        value.name for value in graph.output
+    }
     made = {name for node in graph.node for name in node.output}
-    return read - made - {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer} - {""}
+    return (
+        read
+        - made
+        - {value.name for value in graph.input}
+        - {tensor.name for tensor in graph.initializer}
+        - {""}
+    )
 
 
 def _read(node: onnx.NodeProto) -> set[str]:
@@ -57,7 +66,8 @@ def _read(node: onnx.NodeProto) -> set[str]:
 
 
 def _lost(graph: onnx.GraphProto, starts: set[str]) -> Iterator[FileDiagnostic]:
-    """The outputs that are not connected with the tensors of `starts`, which are inputs of the graph."""
+    """The outputs that are not connected with the tensors of `starts`, which are inputs of the
+    graph."""
     nodes = list(graph.node)
     connected = _connected(nodes, starts)
     makers = {name: place for place, node in enumerate(nodes) for name in node.output}

@@ -1,6 +1,7 @@
-"""Outputs that depend on constants only. ATC's parser makes its graph of what is connected with an input, drops the
-rest without a word, and moves the following outputs up. The same holds of a branch of an If, whose inputs are the
-values that it reads from outside. An initializer or a Constant as an output is kept, and so is a node without inputs.
+"""Outputs that depend on constants only. ATC's parser makes its graph of what is connected with an
+input, drops the rest without a word, and moves the following outputs up. The same holds of a branch
+of an If, whose inputs are the values that it reads from outside. An initializer or a Constant as an
+output is kept, and so is a node without inputs.
 
 | the output is | becomes |
 | --- | --- |
@@ -32,8 +33,9 @@ from fa_compiler.passes.ir.surgery import replace_value, sweep
 
 
 def fold(model: ir.Model, origins: Mapping[ir.Node, ir.Node]) -> list[str]:
-    """Replace the outputs of constants by their values, in place; returns the problems of those that have none. A
-    problem of a new node names the node of the model that it stands for, which `origins` holds."""
+    """Replace the outputs of constants by their values, in place; returns the problems of those
+    that have none. A problem of a new node names the node of the model that it stands for, which
+    `origins` holds."""
     problems = []
     for graph in all_graphs(model):
         connected = _connected(graph)
@@ -51,7 +53,10 @@ def fold(model: ir.Model, origins: Mapping[ir.Node, ir.Node]) -> list[str]:
             except Exception as error:  # ONNX Runtime's own, which share no class
                 sentence = f"the output '{output.name}' depends on constants only, and ONNX Runtime does not compute it"
                 problems.append(
-                    problem_at(origins.get(maker, maker), f"{sentence} ({' '.join(str(error).split())[:100]})")
+                    problem_at(
+                        origins.get(maker, maker),
+                        f"{sentence} ({' '.join(str(error).split())[:100]})",
+                    )
                 )
                 continue
             _replace(graph, output, value)
@@ -66,15 +71,17 @@ def _connected(graph: ir.Graph) -> set[ir.Node]:
     for node in graph:
         for value in _read(node):
             source = value.producer()
-            if source in found or (value not in weights and (source is None or source.graph is not graph)):
+            if source in found or (
+                value not in weights and (source is None or source.graph is not graph)
+            ):
                 found.add(node)
                 break
     return found
 
 
 def _hanging(graph: ir.Graph, output: ir.Value, connected: set[ir.Node]) -> list[ir.Node]:
-    """The nodes that compute an output of a graph, in order; none if it is kept, because it depends on an input of the
-    graph or is the result of a node without inputs."""
+    """The nodes that compute an output of a graph, in order; none if it is kept, because it depends
+    on an input of the graph or is the result of a node without inputs."""
     maker = output.producer()
     if maker is None or maker.graph is not graph or not maker.inputs or maker in connected:
         return []
@@ -84,8 +91,14 @@ def _hanging(graph: ir.Graph, output: ir.Value, connected: set[ir.Node]) -> list
 
 def _read(node: ir.Node) -> list[ir.Value]:
     """What a node reads of the graph that it is in and of those around it."""
-    bodies = reached(subgraphs(node), lambda body: [inner for reader in body for inner in subgraphs(reader)])
-    own = {value for body in bodies for value in (*body.inputs, *body.initializers.values(), *outputs_of(body))}
+    bodies = reached(
+        subgraphs(node), lambda body: [inner for reader in body for inner in subgraphs(reader)]
+    )
+    own = {
+        value
+        for body in bodies
+        for value in (*body.inputs, *body.initializers.values(), *outputs_of(body))
+    }
     return [value for value in values_read(node) if value not in own]
 
 
@@ -94,19 +107,28 @@ def _computed(nodes: list[ir.Node], output: ir.Value, model: ir.Model) -> np.nda
     import onnxruntime as ort  # few models have such an output
 
     read = {value: None for node in nodes for value in _read(node)}
-    weights = [value.const_value for value in read if value.producer() is None and value.const_value is not None]
+    weights = [
+        value.const_value
+        for value in read
+        if value.producer() is None and value.const_value is not None
+    ]
     graph = onnx.GraphProto(name="constants")
     graph.node.extend(ir.serde.serialize_node(node) for node in nodes)
     graph.initializer.extend(
-        ir.serde.serialize_tensor(ir.tensor(tensor.numpy(), tensor.dtype, name=tensor.name)) for tensor in weights
+        ir.serde.serialize_tensor(ir.tensor(tensor.numpy(), tensor.dtype, name=tensor.name))
+        for tensor in weights
     )
     graph.output.add(name=output.name or "")
-    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in model.opset_imports.items()]
+    imports = [
+        onnx.helper.make_opsetid(domain, version) for domain, version in model.opset_imports.items()
+    ]
     proto = onnx.helper.make_model(graph, opset_imports=imports, ir_version=8)
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
-    session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     (value,) = session.run([output.name], {})
     return np.asarray(value)
 
@@ -115,7 +137,9 @@ def _replace(graph: ir.Graph, output: ir.Value, array: np.ndarray) -> None:
     """Make an output of a graph a constant of the same name."""
     tensor = ir.tensor(array)
     if takes_initializers(graph):
-        value = ir.Value(const_value=tensor, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype))
+        value = ir.Value(
+            const_value=tensor, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype)
+        )
         replace_value(output, value)
         tensor.name = value.name
         graph.register_initializer(value)

@@ -1,4 +1,5 @@
-"""The errors of the ONNX route: a list of problems, each of which is one line that names the node."""
+"""The errors of the ONNX route: a list of problems, each of which is one line that names the
+node."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class UnsupportedNode(Exception):
 
 
 def or_air(node: ir.Node) -> str:
-    """The end of an advice about a node: the route `air`, where GE has the operator; else nothing."""
+    """The end of an advice about a node: the route `air`, where GE has the operator; else
+    nothing."""
     return ", or try --route air" if is_convertible(node.domain, node.op_type) else ""
 
 

@@ -1,7 +1,9 @@
-"""Operators that the parser does not know, in operators that it knows, by their definitions in the ONNX specification.
+"""Operators that the parser does not know, in operators that it knows, by their definitions in the
+ONNX specification.
 
-The intermediate types are those of the definitions. RMSNormalization and GroupNormalization compute the statistics in
-`stash_type` (float32) and round to the type of the scale. The others compute in the type of their input.
+The intermediate types are those of the definitions. RMSNormalization and GroupNormalization compute
+the statistics in `stash_type` (float32) and round to the type of the scale. The others compute in
+the type of their input.
 
 | operator | becomes |
 | --- | --- |
@@ -32,14 +34,20 @@ def gelu(rewrite: Rewrite) -> None:
     x = rewrite.needed(0)
     if rewrite.text("approximate", "none") == "tanh":
         cube = rewrite.op(
-            "Mul", [rewrite.op("Mul", [rewrite.op("Mul", [x, x], x), x], x), rewrite.scalar(0.044715, x)], x
+            "Mul",
+            [rewrite.op("Mul", [rewrite.op("Mul", [x, x], x), x], x), rewrite.scalar(0.044715, x)],
+            x,
         )
         sum_ = rewrite.op("Add", [x, cube], x)
-        inner = rewrite.op("Tanh", [rewrite.op("Mul", [sum_, rewrite.scalar(math.sqrt(2 / math.pi), x)], x)], x)
+        inner = rewrite.op(
+            "Tanh", [rewrite.op("Mul", [sum_, rewrite.scalar(math.sqrt(2 / math.pi), x)], x)], x
+        )
     else:
         inner = rewrite.op("Erf", [rewrite.op("Div", [x, rewrite.scalar(math.sqrt(2), x)], x)], x)
     raised = rewrite.op("Add", [inner, rewrite.scalar(1, x)], x)
-    rewrite.replace(rewrite.op("Mul", [rewrite.op("Mul", [x, raised], x), rewrite.scalar(0.5, x)], x))
+    rewrite.replace(
+        rewrite.op("Mul", [rewrite.op("Mul", [x, raised], x), rewrite.scalar(0.5, x)], x)
+    )
 
 
 def swish(rewrite: Rewrite) -> None:
@@ -52,7 +60,9 @@ def swish(rewrite: Rewrite) -> None:
 def mish(rewrite: Rewrite) -> None:
     """Mish of opset 18."""
     x = rewrite.needed(0)
-    rewrite.replace(rewrite.op("Mul", [x, rewrite.op("Tanh", [rewrite.op("Softplus", [x], x)], x)], x))
+    rewrite.replace(
+        rewrite.op("Mul", [x, rewrite.op("Tanh", [rewrite.op("Softplus", [x], x)], x)], x)
+    )
 
 
 def rms_normalization(rewrite: Rewrite) -> None:
@@ -61,11 +71,14 @@ def rms_normalization(rewrite: Rewrite) -> None:
     rank = len(rewrite.shape(data))
     x = _stashed(rewrite, data)
     normal = _normalised(rewrite, x, list(range(rewrite.axis("axis", -1, rank), rank)))
-    rewrite.replace(rewrite.op("Mul", [rewrite.builder.cast(normal, rewrite.dtype(scale)), scale], scale))
+    rewrite.replace(
+        rewrite.op("Mul", [rewrite.builder.cast(normal, rewrite.dtype(scale)), scale], scale)
+    )
 
 
 def group_normalization(rewrite: Rewrite) -> None:
-    """GroupNormalization. Scale and bias are for groups in opset 18, and for channels from 21 on."""
+    """GroupNormalization. Scale and bias are for groups in opset 18, and for channels from 21
+    on."""
     data, scale, bias = (rewrite.needed(index) for index in range(3))
     builder, rank = rewrite.builder, len(rewrite.shape(data))
     groups = int_attr(rewrite.node, "num_groups", 0)
@@ -74,7 +87,9 @@ def group_normalization(rewrite: Rewrite) -> None:
     grouped = rewrite.op("Reshape", [data, builder.ints([0, groups, -1])], data)
     x = _stashed(rewrite, grouped) if rewrite.source >= 21 else grouped
     mean = rewrite.op("ReduceMean", *_axes(rewrite, [x], [2], x))
-    normal = builder.cast(_normalised(rewrite, rewrite.op("Sub", [x, mean], x), [2]), rewrite.dtype(data))
+    normal = builder.cast(
+        _normalised(rewrite, rewrite.op("Sub", [x, mean], x), [2]), rewrite.dtype(data)
+    )
     shape = builder.shape_of(data)
     if rewrite.source >= 21:
         normal = rewrite.op("Reshape", [normal, shape], data)
@@ -82,7 +97,9 @@ def group_normalization(rewrite: Rewrite) -> None:
     else:
         scale, bias = (builder.unsqueeze(value, [1]) for value in (scale, bias))
     result = rewrite.op("Add", [rewrite.op("Mul", [normal, scale], data), bias], data)
-    rewrite.replace(result if rewrite.source >= 21 else rewrite.op("Reshape", [result, shape], data))
+    rewrite.replace(
+        result if rewrite.source >= 21 else rewrite.op("Reshape", [result, shape], data)
+    )
 
 
 def rotary_embedding(rewrite: Rewrite) -> None:
@@ -99,7 +116,9 @@ def rotary_embedding(rewrite: Rewrite) -> None:
     cos, sin = (_cache(rewrite, rewrite.needed(index), 2 if flat else 1) for index in (1, 2))
     interleaved = int_attr(rewrite.node, "interleaved", 0) == 1
     result = rotate_heads(builder, x, cos, sin, size, rotated, interleaved)
-    rewrite.replace(rewrite.op("Reshape", [result, builder.ints([0, 0, width])], data) if flat else result)
+    rewrite.replace(
+        rewrite.op("Reshape", [result, builder.ints([0, 0, width])], data) if flat else result
+    )
 
 
 def norm_by_sums(rewrite: Rewrite) -> None:
@@ -109,10 +128,14 @@ def norm_by_sums(rewrite: Rewrite) -> None:
     if attrs["noop_with_empty_axes"]:
         rewrite.fail("noop_with_empty_axes is not supported")
     if rewrite.node.op_type == "ReduceL1":
-        rewrite.replace(rewrite.op("ReduceSum", [rewrite.op("Abs", [data], data), *rest], data, attrs))
+        rewrite.replace(
+            rewrite.op("ReduceSum", [rewrite.op("Abs", [data], data), *rest], data, attrs)
+        )
     else:
         squares = rewrite.op("Mul", [data, data], data)
-        rewrite.replace(rewrite.op("Sqrt", [rewrite.op("ReduceSum", [squares, *rest], data, attrs)], data))
+        rewrite.replace(
+            rewrite.op("Sqrt", [rewrite.op("ReduceSum", [squares, *rest], data, attrs)], data)
+        )
 
 
 _REDUCTION = {"keepdims": 1, "noop_with_empty_axes": 0}
@@ -147,12 +170,17 @@ def _normalised(rewrite: Rewrite, x: ir.Value, axes: list[int]) -> ir.Value:
     """x / sqrt(mean(x^2) + epsilon)."""
     square = rewrite.op("Mul", [x, x], x)
     mean = rewrite.op("ReduceMean", *_axes(rewrite, [square], axes, x))
-    root = rewrite.op("Sqrt", [rewrite.op("Add", [mean, rewrite.scalar(rewrite.number("epsilon", 1e-5), x)], x)], x)
+    root = rewrite.op(
+        "Sqrt",
+        [rewrite.op("Add", [mean, rewrite.scalar(rewrite.number("epsilon", 1e-5), x)], x)],
+        x,
+    )
     return rewrite.op("Div", [x, root], x)
 
 
 def _cache(rewrite: Rewrite, table: ir.Value, axis: int) -> ir.Value:
-    """The cosines or sines of every token, with an axis for the heads. They are rows of a table, or given directly."""
+    """The cosines or sines of every token, with an axis for the heads. They are rows of a table, or
+    given directly."""
     positions = rewrite.given(3)
     if positions is not None:
         table = rewrite.op("Gather", [table, positions], table, {"axis": 0})

@@ -1,4 +1,5 @@
-"""Rewrites nodes into forms that ATC's own plugins read correctly; `plugin_reads` tells what the plugins do not read.
+"""Rewrites nodes into forms that ATC's own plugins read correctly; `plugin_reads` tells what the
+plugins do not read.
 
 There is one rule for each operator. The modules of the rules have tables of the forms:
 
@@ -57,7 +58,9 @@ def without_gaps(rewrite: Rewrite) -> None:
     if node.op_type == "Clip" and len(node.inputs) == 3:
         data, bound = rewrite.needed(0), rewrite.needed(2)
         rewrite.replace(rewrite.op("Min", [data, bound], data))
-    elif node.op_type == "Slice" and (count := rewrite.shape(rewrite.needed(1))[0].const) is not None:
+    elif (
+        node.op_type == "Slice" and (count := rewrite.shape(rewrite.needed(1))[0].const) is not None
+    ):
         node.replace_input_with(3, builder.ints(range(count)))
     elif node.op_type == "Resize":
         for index in (1, 2):
@@ -65,7 +68,9 @@ def without_gaps(rewrite: Rewrite) -> None:
                 node.replace_input_with(index, builder.constant(np.zeros(0, np.float32), "none"))
     else:
         places = ", ".join(str(index) for index, value in enumerate(node.inputs) if value is None)
-        rewrite.fail(f"input {places} is absent, which ATC does not take in a branch of an If (E11019); give it")
+        rewrite.fail(
+            f"input {places} is absent, which ATC does not take in a branch of an If (E11019); give it"
+        )
 
 
 FORMS: Mapping[str, RewriteRule] = {
@@ -74,7 +79,8 @@ FORMS: Mapping[str, RewriteRule] = {
     **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), forms_shapes.one_axis),
     **dict.fromkeys(("Mean", "Sum"), forms_numbers.sums),
     **dict.fromkeys(
-        ("ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"), defined_noop
+        ("ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"),
+        defined_noop,
     ),
     **dict.fromkeys(("RandomNormalLike", "RandomUniformLike"), forms_random.type_of_input),
     **dict.fromkeys(("Resize", "Upsample"), forms_resize.resize),
@@ -113,7 +119,8 @@ FORMS: Mapping[str, RewriteRule] = {
 
 
 def write_out(rewrite: Rewrite, is_branch: bool) -> None:
-    """Rewrite a node into a form that its plugin reads correctly. `is_branch`: the node is in a branch of an If."""
+    """Rewrite a node into a form that its plugin reads correctly. `is_branch`: the node is in a
+    branch of an If."""
     trim(rewrite.node)
     rule = FORMS.get(rewrite.node.op_type)
     if rule is not None:

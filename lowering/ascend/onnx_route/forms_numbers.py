@@ -69,7 +69,9 @@ def selu(rewrite: Rewrite) -> None:
         return
     data = rewrite.needed(0)
     bent = rewrite.op("Elu", [data], data, {"alpha": rewrite.number("alpha", 1.6732632)})
-    rewrite.replace(rewrite.op("Mul", [bent, rewrite.scalar(rewrite.number("gamma", 1.050701), data)], data))
+    rewrite.replace(
+        rewrite.op("Mul", [bent, rewrite.scalar(rewrite.number("gamma", 1.050701), data)], data)
+    )
 
 
 def floored(rewrite: Rewrite) -> None:
@@ -91,15 +93,20 @@ def floored(rewrite: Rewrite) -> None:
 
 
 def dropout(rewrite: Rewrite) -> None:
-    """Dropout: the input, if it does not train or its ratio is 0. Otherwise it is random and refused."""
+    """Dropout: the input, if it does not train or its ratio is 0. Otherwise it is random and
+    refused."""
     data, builder = rewrite.needed(0), rewrite.builder
     if builder.opset >= 12 and not drops_nothing(rewrite.node):
         if constant(rewrite.given(2)) is None:
             rewrite.fail("its training_mode is not constant; export for inference (model.eval())")
-        rewrite.fail("it drops values in training, which ATC's plugin does not read; export for inference")
+        rewrite.fail(
+            "it drops values in training, which ATC's plugin does not read; export for inference"
+        )
     if rewrite.is_read(1):
         if builder.opset < 12:
-            rewrite.fail("its mask is read, which ATC's plugin does not make; export with opset 12 or newer")
+            rewrite.fail(
+                "its mask is read, which ATC's plugin does not make; export with opset 12 or newer"
+            )
         kept = builder.not_(_false_like(rewrite, data))
         return rewrite.replace(rewrite.op("Identity", [data], data), kept)
     return rewrite.replace(rewrite.op("Identity", [data], data))
@@ -143,7 +150,9 @@ def zero_bias(rewrite: Rewrite) -> None:
         return
     sizes = [size.const for size in rewrite.shape(scale)]
     if None not in sizes:
-        zeros = builder.constant(np.zeros([size or 0 for size in sizes], rewrite.dtype(scale).numpy()), "bias")
+        zeros = builder.constant(
+            np.zeros([size or 0 for size in sizes], rewrite.dtype(scale).numpy()), "bias"
+        )
     else:
         zeros = rewrite.op("Expand", [rewrite.scalar(0, scale), builder.shape_of(scale)], scale)
     node.resize_inputs(3)
@@ -152,9 +161,15 @@ def zero_bias(rewrite: Rewrite) -> None:
 
 def no_statistics(rewrite: Rewrite) -> None:
     """BatchNormalization: nobody knows which statistics the outputs of its plugin are."""
-    read = [output.name for place, output in enumerate(rewrite.node.outputs) if place and rewrite.is_read(place)]
+    read = [
+        output.name
+        for place, output in enumerate(rewrite.node.outputs)
+        if place and rewrite.is_read(place)
+    ]
     if read and rewrite.builder.opset < 14:
-        rewrite.fail(f"its output '{read[0]}' is read, a statistic; export for inference (model.eval())")
+        rewrite.fail(
+            f"its output '{read[0]}' is read, a statistic; export for inference (model.eval())"
+        )
 
 
 def grid_defaults(rewrite: Rewrite) -> None:

@@ -1,4 +1,5 @@
-"""Forms of random numbers. A seed says nothing across runtimes: the numbers of ONNX Runtime and GE differ anyway.
+"""Forms of random numbers. A seed says nothing across runtimes: the numbers of ONNX Runtime and GE
+differ anyway.
 
 | operator | becomes | where |
 | --- | --- | --- |
@@ -26,7 +27,9 @@ def no_zero_seed(rewrite: Rewrite) -> None:
 def type_of_input(rewrite: Rewrite) -> None:
     """RandomNormalLike and RandomUniformLike."""
     if "dtype" not in rewrite.node.attributes:
-        rewrite.node.attributes["dtype"] = ir.AttrInt64("dtype", int(rewrite.dtype(rewrite.needed(0))))
+        rewrite.node.attributes["dtype"] = ir.AttrInt64(
+            "dtype", int(rewrite.dtype(rewrite.needed(0)))
+        )
 
 
 def counted_in_int32(rewrite: Rewrite) -> None:

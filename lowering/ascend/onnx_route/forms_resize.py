@@ -40,17 +40,22 @@ def _resize_to_nearest(rewrite: Rewrite) -> None:
         pixels = _nearest(rewrite, known, scales, wanted, coordinates, rounding)
     if pixels is None:
         return _trust(rewrite, scales, coordinates, rounding)
-    changed = {axis: places for axis, places in enumerate(pixels) if places != list(range(known[axis]))}
+    changed = {
+        axis: places for axis, places in enumerate(pixels) if places != list(range(known[axis]))
+    }
     if len(sizes) == 4 and changed.keys() <= {2, 3} and _by_operator(sizes, pixels, coordinates):
         return None
     result = rewrite.needed(0)
     for axis, places in changed.items():
-        result = rewrite.op("Gather", [result, rewrite.builder.ints(places)], result, {"axis": axis})
+        result = rewrite.op(
+            "Gather", [result, rewrite.builder.ints(places)], result, {"axis": axis}
+        )
     return rewrite.replace(result if changed else rewrite.op("Identity", [result], result))
 
 
 def _rule(rewrite: Rewrite) -> tuple[str, str]:
-    """The coordinates and the rounding of the nearest pixel. Up to opset 10 the operator decides them."""
+    """The coordinates and the rounding of the nearest pixel. Up to opset 10 the operator decides
+    them."""
     if rewrite.builder.opset > 10:
         coordinates = rewrite.text("coordinate_transformation_mode", "half_pixel")
         return coordinates, rewrite.text("nearest_mode", "round_prefer_floor")
@@ -62,7 +67,9 @@ def _scales(rewrite: Rewrite) -> tuple[np.ndarray | None, list[int] | None]:
     place = 2 if rewrite.builder.opset > 10 else 1
     scales, sizes = (constant(rewrite.given(index)) for index in (place, 3))
     scales = scales if scales is not None and scales.size else None
-    return scales, None if sizes is None or not sizes.size else [int(size) for size in sizes.reshape(-1)]
+    return scales, None if sizes is None or not sizes.size else [
+        int(size) for size in sizes.reshape(-1)
+    ]
 
 
 def _nearest(
@@ -73,7 +80,8 @@ def _nearest(
     coordinates: str,
     rounding: str,
 ) -> list[list[int]] | None:
-    """The index of the nearest pixel for every output index of each axis; None for an unknown rule."""
+    """The index of the nearest pixel for every output index of each axis; None for an unknown
+    rule."""
     if wanted is None and scales is None:
         return None
     if wanted is not None and rewrite.text("keep_aspect_ratio_policy", "stretch") != "stretch":
@@ -100,11 +108,13 @@ COORDINATES: Mapping[str, Callable[[np.ndarray, int, int, np.float32], np.ndarra
     "asymmetric": lambda places, size, length, scale: places / scale,
     "half_pixel": lambda places, size, length, scale: (places + _HALF) / scale - _HALF,
     "pytorch_half_pixel": lambda places, size, length, scale: (places + _HALF) / scale - _HALF,
-    "align_corners": lambda places, size, length, scale: places * np.float32(size - 1) / np.float32(length - 1),
+    "align_corners": lambda places, size, length, scale: (
+        places * np.float32(size - 1) / np.float32(length - 1)
+    ),
     "tf_half_pixel_for_nn": lambda places, size, length, scale: (places + _HALF) / scale,
 }
-"""The coordinates of the output's places in the input, by ONNX's names. `size` is that of the input, `length` that of
-the output."""
+"""The coordinates of the output's places in the input, by ONNX's names. `size` is that of the
+input, `length` that of the output."""
 
 FIRST_PIXEL = ("pytorch_half_pixel", "align_corners")
 """The coordinates of which an output of one pixel takes the first one."""
@@ -119,7 +129,9 @@ ROUNDINGS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 """How coordinates become pixels. "downwards" is the rule of Upsample."""
 
 
-def _pixels(size: int, length: int, scale: np.float32, coordinates: str, rounding: str) -> list[int] | None:
+def _pixels(
+    size: int, length: int, scale: np.float32, coordinates: str, rounding: str
+) -> list[int] | None:
     """The indices by ONNX's definition, in float32 as in ONNX Runtime."""
     if length == size and scale == 1:
         return list(range(size))
@@ -134,15 +146,20 @@ def _pixels(size: int, length: int, scale: np.float32, coordinates: str, roundin
     return [int(place) for place in np.clip(rounded, 0, max(size - 1, 0))]
 
 
-def _by_operator(sizes: Sequence[int | None], pixels: Sequence[Sequence[int]], coordinates: str) -> bool:
+def _by_operator(
+    sizes: Sequence[int | None], pixels: Sequence[Sequence[int]], coordinates: str
+) -> bool:
     """Whether GE's operator takes these pixels along axes 2 and 3.
 
-    It computes them from the sizes only: it rounds down, or to the nearest pixel with aligned corners.
+    It computes them from the sizes only: it rounds down, or to the nearest pixel with aligned
+    corners.
     """
     for axis in (2, 3):
         size, length = sizes[axis] or 0, len(pixels[axis])
         if coordinates == "align_corners":
-            found = [math.floor(place * (size - 1) / max(length - 1, 1) + 0.5) for place in range(length)]
+            found = [
+                math.floor(place * (size - 1) / max(length - 1, 1) + 0.5) for place in range(length)
+            ]
         else:
             centre = 0.5 if coordinates in ("half_pixel", "pytorch_half_pixel") else 0.0
             found = [math.floor((place + centre) * size / length) for place in range(length)]
@@ -152,15 +169,21 @@ def _by_operator(sizes: Sequence[int | None], pixels: Sequence[Sequence[int]], c
 
 
 def _trust(rewrite: Rewrite, scales: np.ndarray | None, coordinates: str, rounding: str) -> None:
-    """Refuse a rule that differs from GE's, because the pixels cannot be compared: the sizes are not known."""
-    if not _is_rule_of_ge(rewrite, scales, coordinates, rounding) or len(rewrite.shape(rewrite.needed(0))) != 4:
+    """Refuse a rule that differs from GE's, because the pixels cannot be compared: the sizes are
+    not known."""
+    if (
+        not _is_rule_of_ge(rewrite, scales, coordinates, rounding)
+        or len(rewrite.shape(rewrite.needed(0))) != 4
+    ):
         rewrite.fail(
             f"coordinates {coordinates} with nearest_mode {rounding} and unknown sizes or scales, which ATC's plugin "
             "computes otherwise; fix the sizes, or export with coordinates asymmetric and nearest_mode floor"
         )
 
 
-def _is_rule_of_ge(rewrite: Rewrite, scales: np.ndarray | None, coordinates: str, rounding: str) -> bool:
+def _is_rule_of_ge(
+    rewrite: Rewrite, scales: np.ndarray | None, coordinates: str, rounding: str
+) -> bool:
     """Whether GE's operator takes the pixels of this rule, whatever the sizes are.
 
     With integral scales of axes 2 and 3, it takes those of more rules.
@@ -183,7 +206,9 @@ def _resized_axes(rewrite: Rewrite) -> None:
     if int_attr(node, "antialias", 0):
         rewrite.fail("antialias, which ATC's plugin does not read; export without it")
     if rewrite.text("keep_aspect_ratio_policy", "stretch") != "stretch":
-        rewrite.fail("keep_aspect_ratio_policy, which ATC's plugin does not read; give the sizes that it leads to")
+        rewrite.fail(
+            "keep_aspect_ratio_policy, which ATC's plugin does not read; give the sizes that it leads to"
+        )
     attr = node.attributes.get("axes")
     rewrite.drop("antialias", "keep_aspect_ratio_policy")
     if attr is None:
@@ -191,7 +216,9 @@ def _resized_axes(rewrite: Rewrite) -> None:
     shape = rewrite.shape(rewrite.needed(0))
     axes = [axis % len(shape) for axis in attr.as_ints()]
     if rewrite.text("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
-        rewrite.fail("axes together with a region, which ATC's plugin does not read; export without axes")
+        rewrite.fail(
+            "axes together with a region, which ATC's plugin does not read; export without axes"
+        )
     scales, sizes = _scales(rewrite)
     if scales is not None:
         full = np.ones(len(shape), np.float32)

@@ -1,15 +1,16 @@
 """Forms of ScatterND with a reduction.
 
-ATC has two plugins for ScatterND, and the order in which it lists a folder decides between them: one drops the
-reduction. The plugin of ScatterElements passes it on, and GE's operator has add and mul.
+ATC has two plugins for ScatterND, and the order in which it lists a folder decides between them:
+one drops the reduction. The plugin of ScatterElements passes it on, and GE's operator has add and
+mul.
 
 | operator | becomes | where |
 | --- | --- | --- |
 | ScatterND with add or mul | ScatterElements of the flattened axes, at the index in row-major order | depth is known |
 | ScatterND and ScatterElements with max or min | refused | GE has no such reduction at indices of one axis |
 
-A maximum over comparisons of all indices would be no equal form: with NaN the result of max and min depends on the
-order of the updates.
+A maximum over comparisons of all indices would be no equal form: with NaN the result of max and min
+depends on the order of the updates.
 """
 
 from __future__ import annotations
@@ -35,13 +36,16 @@ def flat_indices(rewrite: Rewrite) -> None:
     parts = _reshaped(rewrite, updates, [count, *rest])
     column = _reshaped(rewrite, places, [count, *[builder.ints([1])] * len(rest)])
     column = builder.expand(column, builder.shape_of(parts))
-    result = rewrite.op("ScatterElements", [flat, column, parts], data, {"axis": 0, "reduction": reduction})
+    result = rewrite.op(
+        "ScatterElements", [flat, column, parts], data, {"axis": 0, "reduction": reduction}
+    )
     shape = builder.shape_of(data)
     rewrite.replace(rewrite.op("Reshape", [result, shape], data, {"allowzero": 1}))
 
 
 def _row_major(rewrite: Rewrite, data: ir.Value, indices: ir.Value, depth: int) -> ir.Value:
-    """The index into the flattened axes; those that count from the end are counted from the front."""
+    """The index into the flattened axes; those that count from the end are counted from the
+    front."""
     builder, total = rewrite.builder, None
     for axis in range(depth):
         size = builder.dimension(data, axis)

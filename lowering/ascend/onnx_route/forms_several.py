@@ -43,14 +43,17 @@ def batch_first(rewrite: Rewrite) -> None:
         moved.outputs[index].dtype = rewrite.dtype(data)
         perm = (2, 0, 1, 3) if index == 0 else (1, 0, 2)
         unread = not rewrite.is_read(index)
-        results.append(old if unread else rewrite.op("Transpose", [moved.outputs[index]], data, {"perm": perm}))
+        results.append(
+            old if unread else rewrite.op("Transpose", [moved.outputs[index]], data, {"perm": perm})
+        )
     assert node.graph is not None
     node.graph.insert_before(node, moved)
     _replace_read(rewrite, results)
 
 
 def _replace_read(rewrite: Rewrite, values: Sequence[ir.Value]) -> None:
-    """Replace the outputs that are read. For an unread output, `values` holds the node's own output."""
+    """Replace the outputs that are read. For an unread output, `values` holds the node's own
+    output."""
     graph = rewrite.node.graph
     assert graph is not None
     for output, value in zip(list(rewrite.node.outputs), values, strict=True):
@@ -60,7 +63,8 @@ def _replace_read(rewrite: Rewrite, values: Sequence[ir.Value]) -> None:
 
 
 def suppression_defaults(rewrite: Rewrite) -> None:
-    """NonMaxSuppression: the plugin connects all inputs up to the last one, so none of them may be absent."""
+    """NonMaxSuppression: the plugin connects all inputs up to the last one, so none of them may be
+    absent."""
     node = rewrite.node
     for index, number in ((2, np.array(0, np.int64)), (3, np.array(0, np.float32))):
         if len(node.inputs) > index and rewrite.given(index) is None:
@@ -81,7 +85,9 @@ def cross_entropy(rewrite: Rewrite) -> None:
     places = builder.unsqueeze(labels, [1])
     found = builder.squeeze(rewrite.op("GatherElements", [log, places], scores, {"axis": 1}), [1])
     loss = rewrite.op("Neg", [found], scores)
-    weight = None if weights is None else rewrite.op("Gather", [weights, labels], scores, {"axis": 0})
+    weight = (
+        None if weights is None else rewrite.op("Gather", [weights, labels], scores, {"axis": 0})
+    )
     if weight is not None:
         loss = rewrite.op("Mul", [loss, weight], scores)
     if ignored is not None:
@@ -94,7 +100,9 @@ def cross_entropy(rewrite: Rewrite) -> None:
     elif reduction != "none":
         loss = rewrite.op("ReduceSum", [loss], scores, {"keepdims": 0})
         if reduction == "mean" and weight is not None:
-            loss = rewrite.op("Div", [loss, rewrite.op("ReduceSum", [weight], scores, {"keepdims": 0})], scores)
+            loss = rewrite.op(
+                "Div", [loss, rewrite.op("ReduceSum", [weight], scores, {"keepdims": 0})], scores
+            )
     rewrite.replace(loss, *([log] if rewrite.is_read(1) else []))
 
 
@@ -105,4 +113,6 @@ def _log_softmax(rewrite: Rewrite, scores: ir.Value, rank: int) -> ir.Value:
     there = [0, *range(2, rank), 1]
     last = rewrite.op("Transpose", [scores], scores, {"perm": there})
     log = rewrite.op("LogSoftmax", [last], scores, {"axis": rank - 1})
-    return rewrite.op("Transpose", [log], scores, {"perm": [there.index(axis) for axis in range(rank)]})
+    return rewrite.op(
+        "Transpose", [log], scores, {"perm": [there.index(axis) for axis in range(rank)]}
+    )

@@ -113,10 +113,13 @@ def eye(rewrite: Rewrite) -> None:
 
 
 def fill_bytes(rewrite: Rewrite) -> None:
-    """ConstantOfShape: the plugin reads the typed field of a value for four types only, but bytes for every type."""
+    """ConstantOfShape: the plugin reads the typed field of a value for four types only, but bytes
+    for every type."""
     attr = rewrite.node.attributes.get("value")
     if attr is not None:
-        rewrite.node.attributes["value"] = ir.AttrTensor("value", ir.tensor(attr.as_tensor().numpy().copy()))
+        rewrite.node.attributes["value"] = ir.AttrTensor(
+            "value", ir.tensor(attr.as_tensor().numpy().copy())
+        )
 
 
 def block_of_one(rewrite: Rewrite) -> None:
@@ -151,7 +154,8 @@ def size(rewrite: Rewrite) -> None:
 
 
 def pad(rewrite: Rewrite) -> None:
-    """Pad. Before opset 11 its plugin makes the padding of float32; the casts keep the numbers of float16."""
+    """Pad. Before opset 11 its plugin makes the padding of float32; the casts keep the numbers of
+    float16."""
     node, data, builder = rewrite.node, rewrite.needed(0), rewrite.builder
     if builder.opset >= 11:
         return pads_of_all_axes(rewrite)
@@ -170,11 +174,14 @@ def squares(rewrite: Rewrite) -> None:
     if int_attr(node, "noop_with_empty_axes", 0):
         rewrite.fail("noop_with_empty_axes is not supported")
     attrs = {"keepdims": int_attr(node, "keepdims", 1)}
-    rewrite.replace(rewrite.op("ReduceSum", [rewrite.op("Mul", [data, data], data), axes], data, attrs))
+    rewrite.replace(
+        rewrite.op("ReduceSum", [rewrite.op("Mul", [data, data], data), axes], data, attrs)
+    )
 
 
 def one_axis(rewrite: Rewrite) -> None:
-    """Softmax, LogSoftmax and Hardmax: before opset 13 they run over all axes from their axis on."""
+    """Softmax, LogSoftmax and Hardmax: before opset 13 they run over all axes from their axis
+    on."""
     node, data, builder = rewrite.node, rewrite.needed(0), rewrite.builder
     if builder.opset >= 13:
         return

@@ -23,7 +23,9 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import int_attr
 
 
-def _same_pads(rewrite: Rewrite, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> list[int]:
+def _same_pads(
+    rewrite: Rewrite, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> list[int]:
     """The pads for auto_pad SAME_UPPER or SAME_LOWER."""
     sizes = rewrite.shape(rewrite.needed(0))[2:]
     lower = rewrite.text("auto_pad", "") == "SAME_LOWER"
@@ -31,7 +33,9 @@ def _same_pads(rewrite: Rewrite, kernel: Sequence[int], strides: Sequence[int], 
     for size, window, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
         reach = (window - 1) * dilation + 1
         if size.const is None and stride > 1:
-            rewrite.fail("its auto_pad depends on unknown sizes; fix the sizes, or export with explicit pads")
+            rewrite.fail(
+                "its auto_pad depends on unknown sizes; fix the sizes, or export with explicit pads"
+            )
         length = size.const or 1
         total = (-(-length // stride) - 1) * stride + reach - length
         if total < -1:
@@ -56,7 +60,10 @@ def window(rewrite: Rewrite) -> None:
     if node.op_type == "Conv":
         _complete_convolution(rewrite)
     kernel, auto = rewrite.numbers("kernel_shape"), rewrite.text("auto_pad", "NOTSET")
-    strides, dilations = rewrite.numbers("strides", [1] * len(kernel)), rewrite.numbers("dilations", [1] * len(kernel))
+    strides, dilations = (
+        rewrite.numbers("strides", [1] * len(kernel)),
+        rewrite.numbers("dilations", [1] * len(kernel)),
+    )
     if node.op_type == "MaxPool":
         if not rewrite.is_read(1):
             rewrite.drop("storage_order")
@@ -81,25 +88,33 @@ def _complete_convolution(rewrite: Rewrite) -> None:
 def _is_unread(rewrite: Rewrite, auto: str, kernel: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether auto_pad becomes pads, because the plugin or the operator lacks this value.
 
-    The operator of a Conv computes the pads of images, which cannot be written where the sizes are open.
+    The operator of a Conv computes the pads of images, which cannot be written where the sizes are
+    open.
     """
     op_type, volume = rewrite.node.op_type, len(kernel) == 3
     if op_type == "Conv":
-        is_open = max(strides) > 1 and None in [size.const for size in rewrite.shape(rewrite.needed(0))[2:]]
+        is_open = max(strides) > 1 and None in [
+            size.const for size in rewrite.shape(rewrite.needed(0))[2:]
+        ]
         return volume or not is_open
     if volume:
         return auto == "SAME_LOWER" or op_type != "MaxPool"
     return auto == "SAME_LOWER" or math.prod(kernel) > LARGE_WINDOW or max(strides) > LARGE_STRIDE
 
 
-def _as_volume(rewrite: Rewrite, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> None:
+def _as_volume(
+    rewrite: Rewrite, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> None:
     """A MaxPool with dilations: the plugin reads dilations for volumes only."""
     data, builder = rewrite.needed(0), rewrite.builder
     if rewrite.is_read(1):
         return  # there is no other form
     count = 3 - len(kernel)
     ones, axes = [1] * count, list(range(2, 2 + count))
-    attrs: dict[str, Sequence[int] | int] = {"kernel_shape": [*ones, *kernel], "strides": [*ones, *strides]}
+    attrs: dict[str, Sequence[int] | int] = {
+        "kernel_shape": [*ones, *kernel],
+        "strides": [*ones, *strides],
+    }
     attrs |= {"dilations": [*ones, *dilations], "ceil_mode": int_attr(rewrite.node, "ceil_mode", 0)}
     pads = rewrite.numbers("pads", [0] * 2 * len(kernel))
     if rewrite.text("auto_pad", "NOTSET").startswith("SAME"):
@@ -132,7 +147,9 @@ def transposed_window(rewrite: Rewrite) -> None:
     node = rewrite.node
     kernel = rewrite.numbers("kernel_shape") or _weight_kernel(rewrite)
     if kernel is None:
-        rewrite.fail("its kernel_shape is not written, and the size of its weight is not known; write kernel_shape")
+        rewrite.fail(
+            "its kernel_shape is not written, and the size of its weight is not known; write kernel_shape"
+        )
     rewrite.write(kernel_shape=kernel)
     ones, auto = [1] * len(kernel), rewrite.text("auto_pad", "NOTSET")
     strides, dilations = rewrite.numbers("strides", ones), rewrite.numbers("dilations", ones)
@@ -149,7 +166,9 @@ def transposed_window(rewrite: Rewrite) -> None:
         excess = Dim((kernel[axis] - 1) * dilations[axis] + 1 + more[axis] - stride)
         total = (excess if not wanted else size * stride + excess - wanted[axis]).const
         if total is None:
-            rewrite.fail("its pads depend on unknown sizes; fix the sizes, or export with explicit pads")
+            rewrite.fail(
+                "its pads depend on unknown sizes; fix the sizes, or export with explicit pads"
+            )
         if total < 0 and not wanted:
             rewrite.fail(
                 f"auto_pad {auto} of a window that is shorter than its stride, which ONNX and ONNX Runtime compute "
@@ -159,7 +178,9 @@ def transposed_window(rewrite: Rewrite) -> None:
             more[axis] -= total
             total = 0
             if more[axis] >= max(stride, dilations[axis]):
-                rewrite.fail(f"its output is {more[axis]} longer than the reach of its window; export with pads")
+                rewrite.fail(
+                    f"its output is {more[axis]} longer than the reach of its window; export with pads"
+                )
         upper = auto == "SAME_UPPER"
         before.append(total // 2 if upper else total - total // 2)
         after.append(total - before[-1])

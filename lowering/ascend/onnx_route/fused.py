@@ -16,11 +16,17 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 def fused_ops(model: ir.Model, info: ShapeInfo) -> list[Op]:
     """The nodes of our domain as GE operators, in order."""
-    return [op for node in all_nodes(model.graph) for op in _alone(node, info) if op.type == node.op_type]
+    return [
+        op
+        for node in all_nodes(model.graph)
+        for op in _alone(node, info)
+        if op.type == node.op_type
+    ]
 
 
 def _alone(node: ir.Node, info: ShapeInfo) -> list[Op]:
-    """The operators that a node of our domain becomes, without their inputs; none if it has no counterpart."""
+    """The operators that a node of our domain becomes, without their inputs; none if it has no
+    counterpart."""
     handler = HANDLERS.get((DOMAIN, node.op_type))
     if node.domain != DOMAIN or handler is None:
         return []

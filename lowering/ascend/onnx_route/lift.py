@@ -1,4 +1,5 @@
-"""Raises a model of opset 8 or 9 with a TopK to opset 10: ATC's plugin writes the k of an older TopK wrongly.
+"""Raises a model of opset 8 or 9 with a TopK to opset 10: ATC's plugin writes the k of an older
+TopK wrongly.
 
 | operator | becomes |
 | --- | --- |
@@ -31,13 +32,15 @@ def needs_lift(model: ir.Model, source: int) -> bool:
 
 
 def lift(model: ir.Model) -> list[str]:
-    """Raise the model to opset 10, in place; returns the problems of nodes that cannot be raised."""
+    """Raise the model to opset 10, in place; returns the problems of nodes that cannot be
+    raised."""
     nodes = [node for node in all_nodes(model.graph) if node.domain in STANDARD]
     why = "the model has a TopK of opset 8 or 9, which ATC's plugin writes wrongly; export with opset 10 or newer"
     problems = [
         problem_at(node, f"{why}: opset 10 does not have this node")
         for node in nodes
-        if node.op_type == "Upsample" or (node.op_type == "BatchNormalization" and not int_attr(node, "spatial", 1))
+        if node.op_type == "Upsample"
+        or (node.op_type == "BatchNormalization" and not int_attr(node, "spatial", 1))
     ]
     if problems:
         return problems
@@ -48,7 +51,9 @@ def lift(model: ir.Model) -> list[str]:
         elif node.op_type == "Slice":
             starts, ends = (ints_attr(node, name, ()) for name in ("starts", "ends"))
             _as_inputs(node, [starts, ends, ints_attr(node, "axes", range(len(starts)))], names)
-        for name in ("k", "starts", "ends", "axes") if node.op_type in ("TopK", "Slice") else ("spatial",):
+        for name in (
+            ("k", "starts", "ends", "axes") if node.op_type in ("TopK", "Slice") else ("spatial",)
+        ):
             node.attributes.pop(name, None)
     model.opset_imports[""] = LIFTED
     for node in nodes:
@@ -63,6 +68,10 @@ def _as_inputs(node: ir.Node, lists: Sequence[Sequence[int]], names: Names) -> N
         tensor = ir.tensor(np.array(numbers, np.int64), name=names.new("fa_numbers"))
         made = ir.node("Constant", [], {"value": tensor}, name=tensor.name)
         value = made.outputs[0]
-        value.name, value.dtype, value.shape = f"{tensor.name}_output", ir.DataType.INT64, ir.Shape([len(numbers)])
+        value.name, value.dtype, value.shape = (
+            f"{tensor.name}_output",
+            ir.DataType.INT64,
+            ir.Shape([len(numbers)]),
+        )
         node.graph.insert_before(node, made)
         node.replace_input_with(place, value)

@@ -1,8 +1,9 @@
-"""Names for ATC's ONNX parser: every node and every output has a name, and names in a graph are unique.
+"""Names for ATC's ONNX parser: every node and every output has a name, and names in a graph are
+unique.
 
 The parser makes nodes for graph inputs, with the input's name, and for initializers, with the name
-"<tensor>_initializer_<position among the sorted names>". A node of the model must not have such a name. The parser
-connects every absent input to an output without a name.
+"<tensor>_initializer_<position among the sorted names>". A node of the model must not have such a
+name. The parser connects every absent input to an output without a name.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ def make_unique(model: ir.Model, graphs: list[ir.Graph]) -> None:
 
 
 def parser_nodes(inputs: Iterable[str], initializers: Iterable[str]) -> Iterator[str]:
-    """The names of the nodes that the parser makes for inputs and initializers of a graph, of which these are the
-    names."""
+    """The names of the nodes that the parser makes for inputs and initializers of a graph, of which
+    these are the names."""
     yield from inputs
-    yield from (f"{name}_initializer_{position}" for position, name in enumerate(sorted(initializers)))
+    yield from (
+        f"{name}_initializer_{position}" for position, name in enumerate(sorted(initializers))
+    )
 
 
 def _name_outputs(node: ir.Node, names: Names) -> None:

@@ -1,21 +1,24 @@
 """The fused operators as nodes of the domain npu, for which ATC's own ONNX parser has plugins.
 
 Attention becomes NPUPromptFlashAttention. What is around it was fused only where a plugin of
-op_registry/parser_plugins.py writes it, and becomes the node of this plugin with the attributes that it reads.
+op_registry/parser_plugins.py writes it, and becomes the node of this plugin with the attributes
+that it reads.
 
-The plugin of attention passes on every attribute that is written; it treats an absent window as 0. It connects 3, 5,
-7, 9 or 12 inputs, none of which may be absent. So the inputs are
+The plugin of attention passes on every attribute that is written; it treats an absent window as 0.
+It connects 3, 5, 7, 9 or 12 inputs, none of which may be absent. So the inputs are
 
     query, key, value alone   these three
     with a bias and a mask    these are inputs 3 and 4
-    with a mask alone         input 3 is a tensor without elements, which the operator's tiling treats as no bias. The
-                              parser was seen to accept it, but it was not tested on hardware. So it is written only if
-                              the user agreed (`empty_bias`)
-    with a bias alone         input 4 is a mask of the size of the scores that excludes nothing (sparse_mode 1)
+    with a mask alone         input 3 is a tensor without elements, which the operator's tiling
+                              treats as no bias. The parser was seen to accept it, but it was not
+                              tested on hardware. So it is written only if the user agreed
+                              (`empty_bias`)
+    with a bias alone         input 4 is a mask of the size of the scores that excludes nothing
+                              (sparse_mode 1)
 
-FlashAttentionScore (SBH after a transposition) and PromptFlashAttention of our domain are converted. The type is
-float16, or bfloat16 if query, key and value have it. All other operators of our domain are refused. float32 is refused,
-too, unless the user agreed to a cast.
+FlashAttentionScore (SBH after a transposition) and PromptFlashAttention of our domain are
+converted. The type is float16, or bfloat16 if query, key and value have it. All other operators of
+our domain are refused. float32 is refused, too, unless the user agreed to a cast.
 """
 
 from __future__ import annotations
@@ -26,13 +29,23 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedModel, UnsupportedNode, problem_at
+from fa_compiler.lowering.ascend.onnx_route.errors import (
+    UnsupportedModel,
+    UnsupportedNode,
+    problem_at,
+)
 from fa_compiler.op_registry import DOMAIN, bind_inputs, full_attrs, get, verify
 from fa_compiler.op_registry.parser_plugins import NPU, NPU_VERSION, PARSER_PLUGINS
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import EMPTY_BIAS, HALF_ATTENTION, Options
 from fa_compiler.passes.emit.build import PREFIX, Builder, Names
-from fa_compiler.passes.ir.nodes import FOLD_LIMIT, all_graphs, attribute_values, remember_versions, text_attr
+from fa_compiler.passes.ir.nodes import (
+    FOLD_LIMIT,
+    all_graphs,
+    attribute_values,
+    remember_versions,
+    text_attr,
+)
 from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
 from fa_compiler.passes.rewrite import prompt
 from fa_compiler.passes.rewrite.node_view import node_view
@@ -41,7 +54,15 @@ from fa_compiler.passes.values.shapes import analyse
 
 OP = "NPUPromptFlashAttention"
 ATTRIBUTES = (
-    *("num_heads", "input_layout", "scale_value", "pre_tokens", "next_tokens", "num_key_value_heads", "sparse_mode"),
+    *(
+        "num_heads",
+        "input_layout",
+        "scale_value",
+        "pre_tokens",
+        "next_tokens",
+        "num_key_value_heads",
+        "sparse_mode",
+    ),
     "inner_precise",
 )
 """The attributes that the parser's plugin reads."""
@@ -51,8 +72,8 @@ _SWAP = (1, 0, 2)
 
 @dataclass(frozen=True)
 class Replaced:
-    """The node that took the place of a fused one, its operator, the layout of an attention, and what of the user's
-    assumptions it needs."""
+    """The node that took the place of a fused one, its operator, the layout of an attention, and
+    what of the user's assumptions it needs."""
 
     node: str
     op: str
@@ -61,7 +82,8 @@ class Replaced:
 
 
 def to_prompts(model: ir.Model, options: Options) -> dict[str, Replaced]:
-    """Replace every FlashAttentionScore of a model by a PromptFlashAttention of our domain, in place.
+    """Replace every FlashAttentionScore of a model by a PromptFlashAttention of our domain, in
+    place.
 
     Returns:
         What took the place of each, by its name.
@@ -81,7 +103,9 @@ def to_prompts(model: ir.Model, options: Options) -> dict[str, Replaced]:
                 if node.op_type != prompt.OP and node.op_type not in PARSER_PLUGINS:
                     replaced[node.name or ""] = _to_prompt(node, builder, options)
             except Decline as decline:
-                own = "" if decline.hint in (None, decline.code.advice) else f"; try: {decline.hint}"
+                own = (
+                    "" if decline.hint in (None, decline.code.advice) else f"; try: {decline.hint}"
+                )
                 problems.append(problem_at(node, f"{decline.reason}{own}"))
             except UnsupportedNode as reason:
                 problems.append(problem_at(node, str(reason)))
@@ -93,13 +117,15 @@ def to_prompts(model: ir.Model, options: Options) -> dict[str, Replaced]:
 
 
 def to_npu(model: ir.Model, empty_bias: bool) -> dict[str, Replaced]:
-    """Write every node of our domain as that of the parser's plugin, in place; attention is a PromptFlashAttention.
+    """Write every node of our domain as that of the parser's plugin, in place; attention is a
+    PromptFlashAttention.
 
     Returns:
         What took the place of each, by its name.
 
     Raises:
-        UnsupportedModel: the parser's plugin cannot connect the inputs of nodes; the error lists all of them.
+        UnsupportedModel: the parser's plugin cannot connect the inputs of nodes; the error lists
+            all of them.
     """
     problems: list[str] = []
     replaced: dict[str, Replaced] = {}
@@ -125,7 +151,9 @@ def to_npu(model: ir.Model, empty_bias: bool) -> dict[str, Replaced]:
 
 def _to_prompt(node: ir.Node, builder: Builder, options: Options) -> Replaced:
     if node.op_type != prompt.TRAINING:
-        raise UnsupportedNode("ATC's own parser has no plugin for it that works; use --route air or onnx")
+        raise UnsupportedNode(
+            "ATC's own parser has no plugin for it that works; use --route air or onnx"
+        )
     old, turned = node.outputs[-1], _turn(node, builder)
     made = prompt.build(prompt.as_prompt(node, builder.info), node, old, builder, options)
     result = made.outputs[0]
@@ -177,7 +205,9 @@ def _to_npu(node: ir.Node, builder: Builder, empty_bias: bool) -> Replaced:
         inputs["atten_mask"] = _nothing_masked(inputs, str(attrs["input_layout"]), builder)
         attrs["sparse_mode"] = 1
     if set(inputs) - set(names):
-        raise UnsupportedNode(f"it has {sorted(set(inputs) - set(names))[0]}, which this route cannot write")
+        raise UnsupportedNode(
+            f"it has {sorted(set(inputs) - set(names))[0]}, which this route cannot write"
+        )
     made = ir.Node(
         NPU,
         OP,
@@ -195,7 +225,8 @@ def _to_npu(node: ir.Node, builder: Builder, empty_bias: bool) -> Replaced:
 
 
 def _around(node: ir.Node, builder: Builder) -> Replaced:
-    """The node of a plugin in the place of an operator around attention, with the attributes that the plugin reads."""
+    """The node of a plugin in the place of an operator around attention, with the attributes that
+    the plugin reads."""
     plugin = PARSER_PLUGINS[node.op_type]
     attrs = [node.attributes[name] for name in plugin.read]
     name, outputs = builder.names.new(f"{PREFIX}_{plugin.node}"), len(node.outputs)
@@ -229,4 +260,6 @@ def _prompt_call(node: ir.Node) -> PromptCall:
     spec = get(prompt.OP)
     attrs = full_attrs(spec, attribute_values(node))
     bound = bind_inputs(spec, list(node.inputs), attrs)
-    return PromptCall({name: value for name, value in bound.items() if isinstance(value, ir.Value)}, attrs)
+    return PromptCall(
+        {name: value for name, value in bound.items() if isinstance(value, ir.Value)}, attrs
+    )

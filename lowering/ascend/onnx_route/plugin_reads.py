@@ -1,8 +1,9 @@
-"""The mismatches of a node and ATC's own plugin for it: attributes and values that the plugin does not read or take.
+"""The mismatches of a node and ATC's own plugin for it: attributes and values that the plugin does
+not read or take.
 
-`plugin_reads.tsv` is the table, with one row for each operator. `CASES` has the rules that depend on more than one
-attribute, or on the type or the rank of an input. They are used by the conversion, whose result must have no mismatch
-but notes, and by the check of a file.
+`plugin_reads.tsv` is the table, with one row for each operator. `CASES` has the rules that depend
+on more than one attribute, or on the type or the rank of an input. They are used by the conversion,
+whose result must have no mismatch but notes, and by the check of a file.
 """
 
 from __future__ import annotations
@@ -32,9 +33,14 @@ RIGHT_PIXELS = frozenset(
         ("align_corners", "round_prefer_ceil"),
     )
 )
-"""The coordinates and the rounding of a nearest Resize in GE's operator, which reads the coordinates only."""
+"""The coordinates and the rounding of a nearest Resize in GE's operator, which reads the
+coordinates only."""
 
-TIES = frozenset((coordinates, "round_prefer_floor") for coordinates, rounding in RIGHT_PIXELS if rounding != "floor")
+TIES = frozenset(
+    (coordinates, "round_prefer_floor")
+    for coordinates, rounding in RIGHT_PIXELS
+    if rounding != "floor"
+)
 """These differ from `RIGHT_PIXELS` only for a coordinate exactly between two pixels."""
 
 ACTIVATIONS = {"GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
@@ -45,21 +51,25 @@ TYPED_VALUES = (_T.FLOAT, _T.DOUBLE, _T.INT32, _T.INT64)
 """The types for which the value of ConstantOfShape may be in the typed field of its tensor."""
 
 LARGE_WINDOW, LARGE_STRIDE = 255, 63
-"""Pooling with a larger window or stride becomes another operator, which rounds sizes down and has no auto_pad."""
+"""Pooling with a larger window or stride becomes another operator, which rounds sizes down and has
+no auto_pad."""
 
 
 FOUR_BYTES = (_T.FLOAT, _T.INT32, _T.UINT32)
 """The types of EyeLike for which the constant that its plugin makes has the right size."""
 
-WHOLE = frozenset((_T.INT8, _T.INT16, _T.INT32, _T.INT64, _T.UINT8, _T.UINT16, _T.UINT32, _T.UINT64))
+WHOLE = frozenset(
+    (_T.INT8, _T.INT16, _T.INT32, _T.INT64, _T.UINT8, _T.UINT16, _T.UINT32, _T.UINT64)
+)
 
 
 @dataclass(frozen=True)
 class PluginMismatch:
     """A mismatch of a node and its plugin.
 
-    `severity` tells what ATC does: its parser stops (rejected), a later stage stops (found later), it reports nothing
-    and computes something else (wrong), or nobody can tell from the public sources (note).
+    `severity` tells what ATC does: its parser stops (rejected), a later stage stops (found later),
+    it reports nothing and computes something else (wrong), or nobody can tell from the public
+    sources (note).
     """
 
     sentence: str
@@ -72,7 +82,8 @@ def _refused(sentence: str) -> PluginMismatch:
 
 @dataclass(frozen=True)
 class InputFact:
-    """What is known of an input: its element type (a number of ONNX's list), its rank, and whether a node makes it."""
+    """What is known of an input: its element type (a number of ONNX's list), its rank, and whether
+    a node makes it."""
 
     dtype: int | None = None
     rank: int | None = None
@@ -84,8 +95,8 @@ UNKNOWN = InputFact()
 
 @dataclass(frozen=True)
 class NodeForm:
-    """A node for its plugin: attributes as Python values, the names of inputs and outputs, "" for absent ones, and what
-    is known of the first input."""
+    """A node for its plugin: attributes as Python values, the names of inputs and outputs, "" for
+    absent ones, and what is known of the first input."""
 
     op_type: str
     version: int
@@ -95,12 +106,16 @@ class NodeForm:
     first: InputFact = UNKNOWN
 
     @staticmethod
-    def of_proto(node: onnx.NodeProto, version: int, read: Collection[str], facts: Mapping[str, InputFact]) -> NodeForm:
+    def of_proto(
+        node: onnx.NodeProto, version: int, read: Collection[str], facts: Mapping[str, InputFact]
+    ) -> NodeForm:
         """The form of a node in a file. An output that is not in `read` counts as absent.
 
         Raises ValueError for an attribute without a type.
         """
-        values = {attr.name: plain(onnx.helper.get_attribute_value(attr)) for attr in node.attribute}
+        values = {
+            attr.name: plain(onnx.helper.get_attribute_value(attr)) for attr in node.attribute
+        }
         outputs = tuple(name if name in read else "" for name in node.output)
         first = facts.get(node.input[0], UNKNOWN) if node.input else UNKNOWN
         return NodeForm(node.op_type, version, values, tuple(node.input), outputs, first)
@@ -146,8 +161,8 @@ def plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class PluginAttribute:
-    """One attribute of a row: the values that it may have (empty: any), whether other values are refused, and the mark
-    of the table."""
+    """One attribute of a row: the values that it may have (empty: any), whether other values are
+    refused, and the mark of the table."""
 
     name: str
     values: tuple[str, ...]
@@ -159,18 +174,22 @@ class Known(StrEnum):
     """How a row is known."""
 
     LOADER = "loader"
-    """GE's own parser, built from its sources, was run on variants of the operator, and its graphs were read."""
+    """GE's own parser, built from its sources, was run on variants of the operator, and its graphs
+    were read."""
 
     SOURCE = "source"
-    """A source file was read, of the plugin or of a later stage that was not run. The row names the file."""
+    """A source file was read, of the plugin or of a later stage that was not run. The row names the
+    file."""
 
     INFERRED = "inferred"
-    """The parser's graph was read, but what the operator computes from it is in no public source."""
+    """The parser's graph was read, but what the operator computes from it is in no public
+    source."""
 
 
 @dataclass(frozen=True)
 class PluginRow:
-    """The attributes, and the numbers of inputs and outputs, that a plugin reads of an operator; None means all.
+    """The attributes, and the numbers of inputs and outputs, that a plugin reads of an operator;
+    None means all.
 
     `known` says how the row is known, and `source` names the file that was read.
     """
@@ -188,14 +207,16 @@ NOTHING = PluginRow({})
 @cache
 def plugin_rows() -> Mapping[tuple[str, int], PluginRow]:
     """The table by operator and version."""
-    return rows_of(resources.files(__package__).joinpath("plugin_reads.tsv").read_text(encoding="utf-8"))
+    return rows_of(
+        resources.files(__package__).joinpath("plugin_reads.tsv").read_text(encoding="utf-8")
+    )
 
 
 def rows_of(text: str) -> Mapping[tuple[str, int], PluginRow]:
     """The rows of a table in the form of `plugin_reads.tsv`.
 
-    Raises ValueError, which names the line, for a line that is not in this form, and for a second row of an operator
-    and version.
+    Raises ValueError, which names the line, for a line that is not in this form, and for a second
+    row of an operator and version.
     """
     found: dict[tuple[str, int], PluginRow] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -220,7 +241,9 @@ def _row(names: str, inputs: str, outputs: str, known: str) -> PluginRow:
         raise ValueError("it names an attribute twice")
     word, _, source = known.partition(" ")
     if (Known(word) is Known.SOURCE) != source.endswith((".cc", ".cpp", ".h")):
-        raise ValueError("the last column is loader, inferred, or source and the name of a C++ file")
+        raise ValueError(
+            "the last column is loader, inferred, or source and the name of a C++ file"
+        )
     return PluginRow(by_name, _count(inputs), _count(outputs), Known(word), source)
 
 
@@ -239,13 +262,16 @@ def _attribute(word: str) -> PluginAttribute:
 
 
 def plugin_mismatches(form: NodeForm) -> Iterator[PluginMismatch]:
-    """The mismatches of a node of the standard domain. None are known for an operator that ONNX does not have."""
+    """The mismatches of a node of the standard domain. None are known for an operator that ONNX
+    does not have."""
     row = plugin_rows().get((form.op_type, form.version))
     if row is None and _schema(form) is None:
         return
     row = row or NOTHING
     for found in _mismatches(form, row):
-        doubt = "; this is inferred, no public source says it" if row.known is Known.INFERRED else ""
+        doubt = (
+            "; this is inferred, no public source says it" if row.known is Known.INFERRED else ""
+        )
         yield replace(found, sentence=found.sentence + doubt)
 
 
@@ -262,7 +288,10 @@ def _mismatches(form: NodeForm, row: PluginRow) -> Iterator[PluginMismatch]:
             yield _refused(f"ATC's plugin needs the attribute {name}")
         elif entry.mark == "?":
             yield PluginMismatch(f"ATC's plugin treats a node without {name} differently from ONNX")
-    for kind, names, count in (("input", form.inputs, row.inputs), ("output", form.outputs, row.outputs)):
+    for kind, names, count in (
+        ("input", form.inputs, row.inputs),
+        ("output", form.outputs, row.outputs),
+    ):
         if count is not None and any(names[count:]):
             yield _refused(f"ATC's plugin has no {kind} {count}, and one is connected there")
     case = CASES.get(form.op_type)
@@ -271,20 +300,29 @@ def _mismatches(form: NodeForm, row: PluginRow) -> Iterator[PluginMismatch]:
 
 
 def _value_mismatches(entry: PluginAttribute, value: Any) -> Iterator[PluginMismatch]:
-    """An attribute that the plugin reads has one of the values that it takes, or for which it computes the same."""
+    """An attribute that the plugin reads has one of the values that it takes, or for which it
+    computes the same."""
     if not entry.values or any(_same(value, text) for text in entry.values):
         return
     verb, severity = ("takes", Severity.REJECTED) if entry.refuses else ("computes", Severity.WRONG)
     listed = " or ".join(entry.values)
-    yield PluginMismatch(f"ATC's plugin {verb} {entry.name} {listed} only, and it is {_shown(value)}", severity)
+    yield PluginMismatch(
+        f"ATC's plugin {verb} {entry.name} {listed} only, and it is {_shown(value)}", severity
+    )
 
 
 def _shown(value: Any) -> str:
-    return str(value) if isinstance(value, int | float | str | list) else f"a {type(value).__name__}"
+    return (
+        str(value) if isinstance(value, int | float | str | list) else f"a {type(value).__name__}"
+    )
 
 
 def _same(value: Any, text: str) -> bool:
-    return math.isclose(value, float(text), abs_tol=1e-5) if isinstance(value, float) else str(value) == text
+    return (
+        math.isclose(value, float(text), abs_tol=1e-5)
+        if isinstance(value, float)
+        else str(value) == text
+    )
 
 
 def _schema(form: NodeForm) -> defs.OpSchema | None:
@@ -308,7 +346,8 @@ def _is_default(form: NodeForm, name: str, value: Any) -> bool:
     return bool(plain(onnx.helper.get_attribute_value(attribute.default_value)) == value)
 
 
-# -- what depends on more than one attribute --------------------------------------------------------
+# -- what depends on more than one attribute
+# --------------------------------------------------------
 
 
 def _clip(form: NodeForm) -> Iterator[PluginMismatch]:
@@ -323,7 +362,9 @@ def _padding(form: NodeForm) -> Iterator[PluginMismatch]:
     spatial = len(form.get("kernel_shape") or ())
     if spatial == 3 and str(form.get("auto_pad", "NOTSET")).startswith("SAME"):
         severity = Severity.REJECTED if form.op_type == "Conv" else Severity.WRONG
-        yield PluginMismatch(f"ATC's plugin does not compute auto_pad {form.get('auto_pad')} of volumes", severity)
+        yield PluginMismatch(
+            f"ATC's plugin does not compute auto_pad {form.get('auto_pad')} of volumes", severity
+        )
 
 
 def _max_pool(form: NodeForm) -> Iterator[PluginMismatch]:
@@ -335,8 +376,12 @@ def _max_pool(form: NodeForm) -> Iterator[PluginMismatch]:
     yield from _large(form, kernel, strides)
 
 
-def _large(form: NodeForm, kernel: Sequence[int], strides: Sequence[int]) -> Iterator[PluginMismatch]:
-    if len(kernel) == 3 or (math.prod(kernel) <= LARGE_WINDOW and max(strides, default=1) <= LARGE_STRIDE):
+def _large(
+    form: NodeForm, kernel: Sequence[int], strides: Sequence[int]
+) -> Iterator[PluginMismatch]:
+    if len(kernel) == 3 or (
+        math.prod(kernel) <= LARGE_WINDOW and max(strides, default=1) <= LARGE_STRIDE
+    ):
         return
     form_text = f"a window of {math.prod(kernel)} or a stride of {max(strides, default=1)}"
     if form.get("ceil_mode", 0):
@@ -352,17 +397,23 @@ def _lp_pool(form: NodeForm) -> Iterator[PluginMismatch]:
 
 def _gemm(form: NodeForm) -> Iterator[PluginMismatch]:
     if not form.given(2) and form.get("alpha", 1.0) != 1.0:
-        yield PluginMismatch(f"ATC's plugin does not read alpha, which is {form.get('alpha')}, without a third input")
+        yield PluginMismatch(
+            f"ATC's plugin does not read alpha, which is {form.get('alpha')}, without a third input"
+        )
 
 
 def _lrn(form: NodeForm) -> Iterator[PluginMismatch]:
     if form.get("size", 1) % 2 == 0:
-        yield PluginMismatch(f"ATC's plugin computes windows of an odd size only, and size is {form.get('size')}")
+        yield PluginMismatch(
+            f"ATC's plugin computes windows of an odd size only, and size is {form.get('size')}"
+        )
 
 
 def _depth_to_space(form: NodeForm) -> Iterator[PluginMismatch]:
     if form.get("blocksize", 2) < 2:
-        yield _refused(f"ATC's plugin takes blocks from 2 on, and blocksize is {form.get('blocksize')}")
+        yield _refused(
+            f"ATC's plugin takes blocks from 2 on, and blocksize is {form.get('blocksize')}"
+        )
 
 
 def _unique(form: NodeForm) -> Iterator[PluginMismatch]:
@@ -374,7 +425,9 @@ def _resize(form: NodeForm) -> Iterator[PluginMismatch]:
     mode = form.get("mode", "nearest")
     if form.version == 10:
         if mode == "linear":
-            yield PluginMismatch("ATC's plugin computes a linear Resize of opset 10 with the coordinates of opset 11")
+            yield PluginMismatch(
+                "ATC's plugin computes a linear Resize of opset 10 with the coordinates of opset 11"
+            )
         return
     if len(form.inputs) < 3:
         yield _refused("ATC's plugin needs the input scales, which may be empty")
@@ -382,8 +435,14 @@ def _resize(form: NodeForm) -> Iterator[PluginMismatch]:
     rounding = form.get("nearest_mode", "round_prefer_floor")
     if mode == "nearest" and (coordinates, rounding) not in RIGHT_PIXELS | TIES:
         form_text = f"coordinates {coordinates} with nearest_mode {rounding}"
-        yield PluginMismatch(f"ATC's plugin does not read nearest_mode: it does not compute {form_text}")
-    unread: dict[str, int | float | str | None] = {"antialias": 0, "axes": None, "keep_aspect_ratio_policy": "stretch"}
+        yield PluginMismatch(
+            f"ATC's plugin does not read nearest_mode: it does not compute {form_text}"
+        )
+    unread: dict[str, int | float | str | None] = {
+        "antialias": 0,
+        "axes": None,
+        "keep_aspect_ratio_policy": "stretch",
+    }
     unread |= {"cubic_coeff_a": -0.75, "exclude_outside": 0} if mode == "cubic" else {}
     unread |= {"extrapolation_value": 0.0} if coordinates == "tf_crop_and_resize" else {}
     for name, default in unread.items():
@@ -394,13 +453,19 @@ def _resize(form: NodeForm) -> Iterator[PluginMismatch]:
 
 def _constant_of_shape(form: NodeForm) -> Iterator[PluginMismatch]:
     value = form.get("value")
-    if isinstance(value, onnx.TensorProto) and not value.raw_data and value.data_type not in TYPED_VALUES:
+    if (
+        isinstance(value, onnx.TensorProto)
+        and not value.raw_data
+        and value.data_type not in TYPED_VALUES
+    ):
         yield PluginMismatch("ATC's plugin reads a value of this type as bytes (raw_data) only")
 
 
 def _upsample(form: NodeForm) -> Iterator[PluginMismatch]:
     if form.get("mode", "nearest") == "linear":
-        yield PluginMismatch("ATC's plugin computes a linear Upsample with the coordinates of Resize 11")
+        yield PluginMismatch(
+            "ATC's plugin computes a linear Upsample with the coordinates of Resize 11"
+        )
 
 
 def _batch_normalization(form: NodeForm) -> Iterator[PluginMismatch]:
@@ -425,15 +490,20 @@ def _col2im(form: NodeForm) -> Iterator[PluginMismatch]:
 
 
 def _conv(form: NodeForm) -> Iterator[PluginMismatch]:
-    """The plugin counts the axes in strides, pads and dilations, before it fills in their defaults."""
+    """The plugin counts the axes in strides, pads and dilations, before it fills in their
+    defaults."""
     yield from _padding(form)
     if any(form.get(name) for name in ("strides", "pads", "dilations")):
         if form.get("kernel_shape") is None:
-            yield PluginMismatch("ATC's plugin treats a node without kernel_shape differently from ONNX")
+            yield PluginMismatch(
+                "ATC's plugin treats a node without kernel_shape differently from ONNX"
+            )
     elif form.get("kernel_shape") is None:
         yield _refused("ATC's plugin needs kernel_shape, strides, pads or dilations")
     elif len(form.get("kernel_shape")) == 3:
-        yield PluginMismatch("ATC's plugin makes an image of a volume without strides, pads and dilations")
+        yield PluginMismatch(
+            "ATC's plugin makes an image of a volume without strides, pads and dilations"
+        )
 
 
 def _conv_transpose(form: NodeForm) -> Iterator[PluginMismatch]:
@@ -442,7 +512,9 @@ def _conv_transpose(form: NodeForm) -> Iterator[PluginMismatch]:
     if form.get("output_shape"):
         yield _refused("ATC's plugin takes output_shape of images and volumes only")
     if str(form.get("auto_pad", "NOTSET")).startswith("SAME"):
-        yield PluginMismatch(f"ATC's plugin does not compute auto_pad {form.get('auto_pad')} of one axis")
+        yield PluginMismatch(
+            f"ATC's plugin does not compute auto_pad {form.get('auto_pad')} of one axis"
+        )
 
 
 def _div(form: NodeForm) -> Iterator[PluginMismatch]:
@@ -468,14 +540,18 @@ def _eye_like(form: NodeForm) -> Iterator[PluginMismatch]:
 def _global_max_pool(form: NodeForm) -> Iterator[PluginMismatch]:
     rank = form.first.rank
     if rank not in (None, 4):
-        yield PluginMismatch(f"ATC's plugin reduces the axes of 4 dimensions only, and there are {rank}")
+        yield PluginMismatch(
+            f"ATC's plugin reduces the axes of 4 dimensions only, and there are {rank}"
+        )
 
 
 def _layer_normalization(form: NodeForm) -> Iterator[PluginMismatch]:
     if len(form.inputs) > 2 and not form.inputs[2]:
         yield _refused("ATC's plugin refuses an empty third input; leave it out")
     elif not form.given(2) and form.first.dtype not in (None, _T.FLOAT):
-        yield PluginMismatch("without a third input ATC's plugin adds a bias of float32 to a tensor of another type")
+        yield PluginMismatch(
+            "without a third input ATC's plugin adds a bias of float32 to a tensor of another type"
+        )
 
 
 def _lstm(form: NodeForm) -> Iterator[PluginMismatch]:
@@ -486,18 +562,24 @@ def _one_axis(form: NodeForm) -> Iterator[PluginMismatch]:
     """Softmax and its like run over all axes from their axis on before opset 13."""
     axis, rank = form.get("axis", 1), form.first.rank
     if form.version < 13 and axis != -1 and (rank is None or axis % max(rank, 1) != rank - 1):
-        yield PluginMismatch(f"ATC's plugin computes axis {axis} only, and before opset 13 ONNX all axes from it on")
+        yield PluginMismatch(
+            f"ATC's plugin computes axis {axis} only, and before opset 13 ONNX all axes from it on"
+        )
 
 
 def _old_pad(form: NodeForm) -> Iterator[PluginMismatch]:
     if form.version < 11 and form.first.dtype not in (None, _T.FLOAT):
-        yield PluginMismatch("before opset 11 ATC's plugin pads every type with a number of float32")
+        yield PluginMismatch(
+            "before opset 11 ATC's plugin pads every type with a number of float32"
+        )
 
 
 def _random_like(form: NodeForm) -> Iterator[PluginMismatch]:
     """While the parser runs, every tensor that a node makes counts as float32."""
     if form.get("dtype") is None and form.first.is_made and form.first.dtype != _T.FLOAT:
-        yield PluginMismatch("without dtype ATC's plugin makes float32 of every tensor inside the graph")
+        yield PluginMismatch(
+            "without dtype ATC's plugin makes float32 of every tensor inside the graph"
+        )
 
 
 def _scatter_nd(form: NodeForm) -> Iterator[PluginMismatch]:
@@ -530,7 +612,8 @@ def _split_to_sequence(form: NodeForm) -> Iterator[PluginMismatch]:
 def _top_k(form: NodeForm) -> Iterator[PluginMismatch]:
     if form.version < 10:
         yield PluginMismatch(
-            "before opset 10 ATC's plugin writes k as a constant of the wrong size, at which GE stops", Severity.LATER
+            "before opset 10 ATC's plugin writes k as a constant of the wrong size, at which GE stops",
+            Severity.LATER,
         )
 
 
@@ -565,7 +648,8 @@ CASES: Mapping[str, Callable[[NodeForm], Iterator[PluginMismatch]]] = {
     "Unique": _unique,
     "Upsample": _upsample,
 }
-"""The rules of each operator that depend on more than one attribute, or on the type or the rank of an input."""
+"""The rules of each operator that depend on more than one attribute, or on the type or the rank of
+an input."""
 
 BY_FACTS = frozenset(
     (

@@ -13,7 +13,14 @@ from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedNode
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.operators import AttrValue
-from fa_compiler.passes.ir.nodes import float_attr, input_of, int_attr, ints_attr, is_read, text_attr
+from fa_compiler.passes.ir.nodes import (
+    float_attr,
+    input_of,
+    int_attr,
+    ints_attr,
+    is_read,
+    text_attr,
+)
 from fa_compiler.passes.ir.surgery import replace_value
 
 INT64 = ir.DataType.INT64
@@ -65,7 +72,8 @@ class Rewrite:
         return found
 
     def axis(self, name: str, default: int, rank: int) -> int:
-        """An axis attribute as a number from 0 on. Raises UnsupportedNode for an axis outside the rank."""
+        """An axis attribute as a number from 0 on. Raises UnsupportedNode for an axis outside the
+        rank."""
         axis = int_attr(self.node, name, default)
         if not -rank <= axis < rank:
             self.fail(f"{name} is {axis} for a tensor of rank {rank}")

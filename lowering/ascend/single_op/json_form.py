@@ -1,7 +1,8 @@
 """Converts between a GE operator and its JSON object.
 
-The tensors are in the order of the prototype, each with its name. An absent optional input before a present one is a
-placeholder with type UNDEFINED and format RESERVED. A dynamic size needs a range; [1, -1] means any size.
+The tensors are in the order of the prototype, each with its name. An absent optional input before a
+present one is a placeholder with type UNDEFINED and format RESERVED. A dynamic size needs a range;
+[1, -1] means any size.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from fa_compiler.op_registry.spec import Kind, TensorSpec
 
 
 def to_json(op: Op, name: str, constants: Mapping[str, Weight] | None = None) -> dict[str, Any]:
-    """The JSON object of an operator. `name` is the name of the .om, and `constants` are the values of inputs by name.
+    """The JSON object of an operator. `name` is the name of the .om, and `constants` are the values
+    of inputs by name.
 
     Raises:
         ValueError: ATC's --singleop has no notation for a type or an attribute.
@@ -42,7 +44,9 @@ def to_json(op: Op, name: str, constants: Mapping[str, Weight] | None = None) ->
     for key, attr in op.attrs.items():
         word = kind_spelling(attr.kind)
         if word is None:
-            raise ValueError(f"the attribute {key} is of type {attr.kind}, which --singleop does not take")
+            raise ValueError(
+                f"the attribute {key} is of type {attr.kind}, which --singleop does not take"
+            )
         attrs.append({"name": key, "type": word, "value": attr.value})
     return {
         "op": op.type,
@@ -60,20 +64,30 @@ def _tensor(op: Op, desc: TensorDesc, value: Weight | None) -> dict[str, Any]:
     if word is None:
         raise ValueError(f"{desc.name} is {desc.dtype}, which --singleop does not take")
     shape = [UNKNOWN_RANK] if desc.shape is None else list(desc.shape)
-    tensor: dict[str, Any] = {"name": desc.name, "type": word, "format": desc.layout, "shape": shape}
+    tensor: dict[str, Any] = {
+        "name": desc.name,
+        "type": word,
+        "format": desc.layout,
+        "shape": shape,
+    }
     if desc.shape is not None and -1 in desc.shape:
         ranges = desc.ranges or [(1, -1)] * len(desc.shape)
-        tensor["shape_range"] = [list(row) for row, size in zip(ranges, desc.shape, strict=True) if size < 0]
+        tensor["shape_range"] = [
+            list(row) for row, size in zip(ranges, desc.shape, strict=True) if size < 0
+        ]
     if value is not None:
         if word not in CONST_TYPES:
-            raise ValueError(f"{desc.name} is {desc.dtype}, which --singleop does not take for constants")
+            raise ValueError(
+                f"{desc.name} is {desc.dtype}, which --singleop does not take for constants"
+            )
         array = np.frombuffer(value.load(), dtypes.to_numpy(value.dtype))
         tensor |= {"is_const": True, "const_value": array.tolist()}
     return tensor
 
 
 def from_json(entry: Mapping[str, Any]) -> tuple[Op, dict[str, Weight]]:
-    """The operator of a JSON object that passed `check`, and the values of its constant inputs by name."""
+    """The operator of a JSON object that passed `check`, and the values of its constant inputs by
+    name."""
     spec = ge_prototype(entry["op"])
     inputs = _named(entry.get("input_desc", []), spec.inputs if spec else ())
     outputs = _named(entry.get("output_desc", []), spec.outputs if spec else ())
@@ -82,12 +96,17 @@ def from_json(entry: Mapping[str, Any]) -> tuple[Op, dict[str, Weight]]:
     op.inputs = [None if desc.is_absent else Output(desc.name) for desc in op.input_descs]
     op.output_descs = [_desc(tensor, name) for name, tensor in outputs]
     op.attrs = {attr["name"]: _attr(attr) for attr in entry.get("attr", [])}
-    constants = {name: weight for name, tensor in inputs if (weight := _constant(tensor)) is not None}
+    constants = {
+        name: weight for name, tensor in inputs if (weight := _constant(tensor)) is not None
+    }
     return op, constants
 
 
-def _named(tensors: Sequence[Mapping[str, Any]], entries: Sequence[TensorSpec]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Every tensor with its name: its own, the name of its dynamic input with a number, or the prototype's name."""
+def _named(
+    tensors: Sequence[Mapping[str, Any]], entries: Sequence[TensorSpec]
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """Every tensor with its name: its own, the name of its dynamic input with a number, or the
+    prototype's name."""
     named: list[tuple[str, Mapping[str, Any]]] = []
     counts: dict[str, int] = {}
     place = 0
@@ -102,7 +121,11 @@ def _named(tensors: Sequence[Mapping[str, Any]], entries: Sequence[TensorSpec]) 
                 entry = entries[place]
                 name = f"{entry.name}0" if entry.kind is Kind.DYNAMIC else entry.name
         stem = re.sub(r"\d+$", "", name)
-        here = [at for at, entry in enumerate(entries) if entry.name == (stem if entry.kind is Kind.DYNAMIC else name)]
+        here = [
+            at
+            for at, entry in enumerate(entries)
+            if entry.name == (stem if entry.kind is Kind.DYNAMIC else name)
+        ]
         place = here[0] + 1 if here else place + 1
         named.append((name, tensor))
     return named
@@ -110,7 +133,10 @@ def _named(tensors: Sequence[Mapping[str, Any]], entries: Sequence[TensorSpec]) 
 
 def is_absent(tensor: Mapping[str, Any]) -> bool:
     """Whether a tensor object is the placeholder of an absent optional input."""
-    return (str(tensor["type"]).upper(), str(tensor["format"]).upper()) == (ABSENT_TYPE, ABSENT_FORMAT)
+    return (str(tensor["type"]).upper(), str(tensor["format"]).upper()) == (
+        ABSENT_TYPE,
+        ABSENT_FORMAT,
+    )
 
 
 def _desc(tensor: Mapping[str, Any], name: str) -> TensorDesc:

@@ -1,8 +1,9 @@
 """The checker of single-op JSON: the rules of ATC's parser, and then those of the prototype.
 
-The codes in the messages are those that ATC prints. The rules of the prototype (required attributes, types, names) are
-those of an `.air` file; ATC's parser does not check them. If they hold, the numbered constraints of an attention
-operator follow, as far as they are checked on every product: the file does not name its product.
+The codes in the messages are those that ATC prints. The rules of the prototype (required
+attributes, types, names) are those of an `.air` file; ATC's parser does not check them. If they
+hold, the numbered constraints of an attention operator follow, as far as they are checked on every
+product: the file does not name its product.
 """
 
 from __future__ import annotations
@@ -31,25 +32,41 @@ from fa_compiler.op_registry.ge_prototypes import ge_prototype
 from fa_compiler.op_registry.spec import Kind
 
 NOT_JSON = Rule("not-json", Severity.REJECTED, "write JSON: an array of operators")
-NOT_ARRAY = Rule("not-array", Severity.REJECTED, "put the operators into an array, even a single one")
+NOT_ARRAY = Rule(
+    "not-array", Severity.REJECTED, "put the operators into an array, even a single one"
+)
 NO_OP = Rule("no-op", Severity.REJECTED, 'name the operator under "op" (E10026)')
 KEY = Rule("key", Severity.REJECTED, "write the key with a value of its kind (E10032)")
 WORDS = Rule(
-    "type-or-format", Severity.REJECTED, "use a type and format of ATC, such as float16, bfloat16 and ND (E10027)"
+    "type-or-format",
+    Severity.REJECTED,
+    "use a type and format of ATC, such as float16, bfloat16 and ND (E10027)",
 )
 HALF_ABSENT = Rule(
-    "half-absent", Severity.REJECTED, f"write both {ABSENT_TYPE} and {ABSENT_FORMAT} for an absent input (E10027)"
+    "half-absent",
+    Severity.REJECTED,
+    f"write both {ABSENT_TYPE} and {ABSENT_FORMAT} for an absent input (E10027)",
 )
 ABSENT_OUTPUT = Rule("absent-output", Severity.REJECTED, "declare every output (E10027)")
-RANGE = Rule("shape-range", Severity.REJECTED, "give one [low, high] for each negative size, in order (E13014)")
+RANGE = Rule(
+    "shape-range",
+    Severity.REJECTED,
+    "give one [low, high] for each negative size, in order (E13014)",
+)
 INPUTS = Rule("too-few-inputs", Severity.REJECTED, "declare the required inputs (E13014)")
-OUTPUTS = Rule("too-few-outputs", Severity.REJECTED, "declare all outputs of the prototype (E13014)")
+OUTPUTS = Rule(
+    "too-few-outputs", Severity.REJECTED, "declare all outputs of the prototype (E13014)"
+)
 ATTR_TYPE = Rule("attr-type", Severity.REJECTED, f"use one of {', '.join(ATTR_KINDS)} (E13006)")
-NAME = Rule("file-name", Severity.NOTE, "use letters, digits, '.', '_' and '-': ATC names the .om otherwise")
+NAME = Rule(
+    "file-name", Severity.NOTE, "use letters, digits, '.', '_' and '-': ATC names the .om otherwise"
+)
 CONST_TYPE = Rule("const-type", Severity.NOTE, "ATC leaves the value out")
 CONST_SIZE = Rule("const-size", Severity.WRONG, "write one number for each element, flat")
 CONSTRAINT = Rule(
-    "constraint", Severity.LATER, "correct the call: the operator does not run in this form on any product"
+    "constraint",
+    Severity.LATER,
+    "correct the call: the operator does not run in this form on any product",
 )
 
 _NAME = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,128}")
@@ -70,12 +87,22 @@ def check_text(data: bytes, name: str = "the file") -> list[FileDiagnostic]:
         return [NOT_JSON("", f"{name} is not JSON ({' '.join(str(error).split())})")]
     if not isinstance(entries, list):
         return [NOT_ARRAY("", f"{name} holds {_kind(entries)}")]
-    return [diagnostic for number, entry in enumerate(entries) for diagnostic in _entry(entry, f"operator {number}")]
+    return [
+        diagnostic
+        for number, entry in enumerate(entries)
+        for diagnostic in _entry(entry, f"operator {number}")
+    ]
 
 
 def _kind(value: Any) -> str:
     """The kind of a value of JSON, with its article."""
-    kinds = {dict: "an object", list: "an array", str: "a string", bool: "a truth value", type(None): "a null"}
+    kinds = {
+        dict: "an object",
+        list: "an array",
+        str: "a string",
+        bool: "a truth value",
+        type(None): "a null",
+    }
     return kinds.get(type(value), "a number")
 
 
@@ -104,7 +131,10 @@ def _entry(entry: Any, node: str) -> list[FileDiagnostic]:
     found += check_op(op)
     if any(diagnostic.severity is not Severity.NOTE for diagnostic in found):
         return found
-    return [*found, *(CONSTRAINT(node, str(broken)) for broken in broken_constraints(op, constants))]
+    return [
+        *found,
+        *(CONSTRAINT(node, str(broken)) for broken in broken_constraints(op, constants)),
+    ]
 
 
 def _parts(entry: Mapping[str, Any], node: str) -> Iterator[FileDiagnostic]:
@@ -128,13 +158,17 @@ def _keys(entry: Mapping[str, Any], node: str) -> Iterator[FileDiagnostic]:
         yield NAME(node, f"{name!r} cannot be a file name")
 
 
-def _tensor(tensor: Mapping[str, Any], node: str, place: str, is_input: bool) -> Iterator[FileDiagnostic]:
+def _tensor(
+    tensor: Mapping[str, Any], node: str, place: str, is_input: bool
+) -> Iterator[FileDiagnostic]:
     shape = tensor.get("shape")
     if not isinstance(shape, list) or not all(map(_is_int, shape)):
         yield KEY(node, f"{place} has no shape, a list of numbers")
         return
     for key in ("type", "format", "name", "dynamic_input", "origin_format"):
-        if not isinstance(tensor.get(key, "" if key in ("name", "dynamic_input", "origin_format") else None), str):
+        if not isinstance(
+            tensor.get(key, "" if key in ("name", "dynamic_input", "origin_format") else None), str
+        ):
             yield KEY(node, f"{place} has no {key}, a string")
             return
     word, layout = tensor["type"], tensor["format"]
@@ -196,11 +230,20 @@ def _attr(attr: Mapping[str, Any], node: str, place: str) -> Iterator[FileDiagno
 
 def _fits(word: str, value: Any) -> bool:
     if word.startswith("list_"):
-        return isinstance(value, list) and all(_fits(word.removeprefix("list_"), item) for item in value)
+        return isinstance(value, list) and all(
+            _fits(word.removeprefix("list_"), item) for item in value
+        )
     if word == "data_type":
-        return attr_name(value) is not None if _is_int(value) else isinstance(value, str) and is_type(value)
+        return (
+            attr_name(value) is not None
+            if _is_int(value)
+            else isinstance(value, str) and is_type(value)
+        )
     tests = {"bool": lambda: isinstance(value, bool), "string": lambda: isinstance(value, str)}
-    tests |= {"int": lambda: _is_int(value), "float": lambda: _is_number(value) and abs(value) <= _LARGEST_FLOAT}
+    tests |= {
+        "int": lambda: _is_int(value),
+        "float": lambda: _is_number(value) and abs(value) <= _LARGEST_FLOAT,
+    }
     return tests[word]()
 
 

@@ -1,4 +1,5 @@
-"""The spelling of types, formats and kinds of attributes in the JSON. ATC ignores the case of types and formats."""
+"""The spelling of types, formats and kinds of attributes in the JSON. ATC ignores the case of types
+and formats."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ TYPES = {
     "float8_e5m2": "DT_FLOAT8_E5M2",
     "float8_e4m3fn": "DT_FLOAT8_E4M3FN",
 }
-"""The GE type of each spelling that ATC knows. If a type has several spellings, the first one is written."""
+"""The GE type of each spelling that ATC knows. If a type has several spellings, the first one is
+written."""
 
 ABSENT_TYPE, ABSENT_FORMAT = "UNDEFINED", "RESERVED"
 """The type and the format of the placeholder of an absent optional input."""
@@ -53,9 +55,12 @@ ATTR_KINDS = {
 }
 
 CONST_TYPES = frozenset(
-    word for word in TYPES if word.startswith(("int", "uint", "float", "half", "fp16", "double")) and "_" not in word
+    word
+    for word in TYPES
+    if word.startswith(("int", "uint", "float", "half", "fp16", "double")) and "_" not in word
 ) - {"int4", "uint1"}
-"""The types for which an input may be constant. ATC ignores the value of an input of any other type."""
+"""The types for which an input may be constant. ATC ignores the value of an input of any other
+type."""
 
 _WORDS = {ge: word for word, ge in reversed(TYPES.items())}
 _KIND_WORDS = {kind: word for word, kind in ATTR_KINDS.items()}
@@ -67,5 +72,6 @@ def type_spelling(ge: str) -> str | None:
 
 
 def kind_spelling(kind: str) -> str | None:
-    """The spelling of an attribute's REG_OP type; None if ATC does not take attributes of this type."""
+    """The spelling of an attribute's REG_OP type; None if ATC does not take attributes of this
+    type."""
     return _KIND_WORDS.get(kind)

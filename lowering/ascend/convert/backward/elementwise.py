@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from fa_compiler.lowering.ascend.convert.backward.ge_call import GeCall, handles
 
-INTEGERS = ("DT_INT8", "DT_INT16", "DT_INT32", "DT_INT64", "DT_UINT8", "DT_UINT16", "DT_UINT32", "DT_UINT64")
+INTEGERS = (
+    "DT_INT8",
+    "DT_INT16",
+    "DT_INT32",
+    "DT_INT64",
+    "DT_UINT8",
+    "DT_UINT16",
+    "DT_UINT32",
+    "DT_UINT64",
+)
 
 
 @handles("TruncateDiv")
@@ -12,7 +21,9 @@ def _truncate_div(call: GeCall) -> str:
     if call.dtype("x1") in INTEGERS:
         return call.node("Div", call.x("x1"), call.x("x2"))
     quotient = call.node("Div", call.x("x1"), call.x("x2"))
-    return call.node("Mul", call.node("Sign", quotient), call.node("Floor", call.node("Abs", quotient)))
+    return call.node(
+        "Mul", call.node("Sign", quotient), call.node("Floor", call.node("Abs", quotient))
+    )
 
 
 @handles("FloorMod")
@@ -69,4 +80,6 @@ def _leaky_relu(call: GeCall) -> str:
 
 @handles("HardSigmoid")
 def _hard_sigmoid(call: GeCall) -> str:
-    return call.node("HardSigmoid", call.x("input_x"), alpha=call.attr("alpha"), beta=call.attr("beta"))
+    return call.node(
+        "HardSigmoid", call.x("input_x"), alpha=call.attr("alpha"), beta=call.attr("beta")
+    )

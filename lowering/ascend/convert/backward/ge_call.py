@@ -20,12 +20,15 @@ OPSET = 20
 
 
 class GeCall(ABC):
-    """A GE operator whose inputs are tensors of ONNX, by name. It records which attributes are read."""
+    """A GE operator whose inputs are tensors of ONNX, by name. It records which attributes are
+    read."""
 
     def __init__(self, op: Op, inputs: Mapping[str, str]) -> None:
         spec = ge_prototype(op.type)
         if spec is None:
-            raise UnreadableError(f"operator '{op.name}' has the type {op.type}, which GE does not have")
+            raise UnreadableError(
+                f"operator '{op.name}' has the type {op.type}, which GE does not have"
+            )
         self.op = op
         self.spec: OpSpec = spec
         self._inputs = inputs
@@ -41,7 +44,9 @@ class GeCall(ABC):
         """The ONNX tensor of input `name`."""
         if name not in self._inputs:
             known = ", ".join(self._inputs) or "none"
-            raise UnreadableError(f"{self.op.type} '{self.op.name}' has no input {name}; connected are: {known}")
+            raise UnreadableError(
+                f"{self.op.type} '{self.op.name}' has no input {name}; connected are: {known}"
+            )
         return self._inputs[name]
 
     def maybe(self, name: str) -> str:
@@ -60,12 +65,16 @@ class GeCall(ABC):
         """The rank of input `name`."""
         shape = self.shape(name)
         if shape is None:
-            raise UnreadableError(f"operator '{self.op.name}': the rank of its input {name} is not known")
+            raise UnreadableError(
+                f"operator '{self.op.name}': the rank of its input {name} is not known"
+            )
         return len(shape)
 
     def dynamic(self, name: str) -> list[str]:
         """The tensors of a dynamic input."""
-        names = [key for key in self._inputs if key.startswith(name) and key.removeprefix(name).isdigit()]
+        names = [
+            key for key in self._inputs if key.startswith(name) and key.removeprefix(name).isdigit()
+        ]
         return [self._inputs[f"{name}{index}"] for index in range(len(names))]
 
     def counted(self, name: str) -> list[str]:
@@ -101,17 +110,22 @@ class GeCall(ABC):
         """The GE name of a type, from an integer attribute with its number."""
         dtype = attr_name(self.attr(name))
         if dtype is None:
-            raise UnreadableError(f"{self.op.type} '{self.op.name}': {name} = {self.attr(name)} is not a type")
+            raise UnreadableError(
+                f"{self.op.type} '{self.op.name}': {name} = {self.attr(name)} is not a type"
+            )
         return dtype
 
     def only(self, name: str, *values: Any) -> None:
         """Raise UnreadableError for an attribute with none of these values."""
         value = self.attr(name)
         if value not in values:
-            raise UnreadableError(f"{self.op.type} '{self.op.name}': {name} = {value!r} has no meaning in ONNX here")
+            raise UnreadableError(
+                f"{self.op.type} '{self.op.name}': {name} = {value!r} has no meaning in ONNX here"
+            )
 
     def expect_read(self) -> None:
-        """Raise UnreadableError for an attribute of GE that was not read and does not have its default."""
+        """Raise UnreadableError for an attribute of GE that was not read and does not have its
+        default."""
         for name in self.op.attrs:
             if name in self.spec.attr_names and name not in self._read:
                 self.only(name, self.spec.attr(name).value_if_absent)
@@ -123,7 +137,9 @@ class GeCall(ABC):
         return self.nodes(op_type, *inputs, count=1, **attrs)[0]
 
     @abstractmethod
-    def nodes(self, op_type: str, *inputs: str, count: int, domain: str = "", **attrs: Any) -> list[str]:
+    def nodes(
+        self, op_type: str, *inputs: str, count: int, domain: str = "", **attrs: Any
+    ) -> list[str]:
         """A node with several outputs."""
 
     @abstractmethod

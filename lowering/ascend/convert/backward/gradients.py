@@ -19,12 +19,15 @@ def _softmax_grad(call: GeCall) -> str:
 def _tanh_grad(call: GeCall) -> str:
     """dy (1 - y^2)."""
     one = call.array(1, call.dtype("y"))
-    return call.node("Mul", call.x("dy"), call.node("Sub", one, call.node("Mul", call.x("y"), call.x("y"))))
+    return call.node(
+        "Mul", call.x("dy"), call.node("Sub", one, call.node("Mul", call.x("y"), call.x("y")))
+    )
 
 
 @handles("GeluGradV2")
 def _gelu_grad(call: GeCall) -> str:
-    """dy (Phi(x) + x phi(x)), with Phi the distribution and phi the density of the normal distribution."""
+    """dy (Phi(x) + x phi(x)), with Phi the distribution and phi the density of the normal
+    distribution."""
     call.only("approximate", "none")
     x, dtype = call.x("x"), call.dtype("x")
     half = call.array(0.5, dtype)

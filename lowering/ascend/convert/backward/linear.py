@@ -19,7 +19,9 @@ def _matmul(call: GeCall) -> str:
     if (call.rank("x1"), call.rank("x2")) != (2, 2):
         raise UnreadableError(f"MatMulV2 '{call.op.name}' multiplies two matrices")
     product = call.node(
-        "MatMul", _operand(call, "x1", call.attr("transpose_x1")), _operand(call, "x2", call.attr("transpose_x2"))
+        "MatMul",
+        _operand(call, "x1", call.attr("transpose_x1")),
+        _operand(call, "x2", call.attr("transpose_x2")),
     )
     if not call.has("bias"):
         return product
@@ -30,5 +32,9 @@ def _matmul(call: GeCall) -> str:
 
 @handles("BatchMatMulV2")
 def _batch_matmul(call: GeCall) -> str:
-    product = call.node("MatMul", _operand(call, "x1", call.attr("adj_x1")), _operand(call, "x2", call.attr("adj_x2")))
+    product = call.node(
+        "MatMul",
+        _operand(call, "x1", call.attr("adj_x1")),
+        _operand(call, "x2", call.attr("adj_x2")),
+    )
     return call.node("Add", product, call.x("bias")) if call.has("bias") else product

@@ -17,14 +17,20 @@ def _reshape(call: GeCall) -> str:
 @handles("Transpose")
 def _transpose(call: GeCall) -> str:
     perm = [int(axis) for axis in call.constant("perm")]
-    return call.node("Transpose", call.x("x"), perm=[axis + len(perm) if axis < 0 else axis for axis in perm])
+    return call.node(
+        "Transpose", call.x("x"), perm=[axis + len(perm) if axis < 0 else axis for axis in perm]
+    )
 
 
 @handles("Squeeze")
 def _squeeze(call: GeCall) -> str:
     """An empty list of axes stands for all axes of size 1."""
     axes = list(call.attr("axis"))
-    return call.node("Squeeze", call.x("x"), call.ints(axes)) if axes else call.node("Squeeze", call.x("x"))
+    return (
+        call.node("Squeeze", call.x("x"), call.ints(axes))
+        if axes
+        else call.node("Squeeze", call.x("x"))
+    )
 
 
 @handles("SqueezeV3")
@@ -66,26 +72,40 @@ def _split_d(call: GeCall) -> Sequence[str]:
 
 @handles("StridedSliceV2")
 def _strided_slice(call: GeCall) -> str:
-    """Bounds along `axes`, or along the first axes without this input. The masks must be 0, their default."""
-    return call.node("Slice", call.x("x"), call.x("begin"), call.x("end"), call.maybe("axes"), call.maybe("strides"))
+    """Bounds along `axes`, or along the first axes without this input. The masks must be 0, their
+    default."""
+    return call.node(
+        "Slice",
+        call.x("x"),
+        call.x("begin"),
+        call.x("end"),
+        call.maybe("axes"),
+        call.maybe("strides"),
+    )
 
 
 @handles("BroadcastTo")
 def _broadcast_to(call: GeCall) -> str:
-    """The result has exactly the given shape. If ONNX's Expand gives another shape, the Reshape fails."""
+    """The result has exactly the given shape. If ONNX's Expand gives another shape, the Reshape
+    fails."""
     shape = call.cast(call.x("shape"), "DT_INT64")
     return call.node("Reshape", call.node("Expand", call.x("x"), shape), shape, allowzero=1)
 
 
 @handles("PadV3")
 def _pad(call: GeCall) -> str:
-    """Contiguous paddings are a pair for each axis. Others are all beginnings and then all ends, as in ONNX."""
+    """Contiguous paddings are a pair for each axis. Others are all beginnings and then all ends, as
+    in ONNX."""
     pads, rank = call.cast(call.x("paddings"), "DT_INT64"), call.rank("x")
     if call.attr("paddings_contiguous"):
         pairs = call.node("Reshape", pads, call.ints([rank, 2]))
-        pads = call.node("Reshape", call.node("Transpose", pairs, perm=[1, 0]), call.ints([2 * rank]))
+        pads = call.node(
+            "Reshape", call.node("Transpose", pairs, perm=[1, 0]), call.ints([2 * rank])
+        )
     call.only("mode", "constant", "reflect", "edge")
-    return call.node("Pad", call.x("x"), pads, call.maybe("constant_values"), mode=call.attr("mode"))
+    return call.node(
+        "Pad", call.x("x"), pads, call.maybe("constant_values"), mode=call.attr("mode")
+    )
 
 
 @handles("Fill")
@@ -97,5 +117,8 @@ def _fill(call: GeCall) -> str:
 
 @handles("Triu", "Tril")
 def _triangle(call: GeCall) -> str:
-    """The part on and above, or on and below, a diagonal; a positive number means a diagonal to the right."""
-    return call.node("Trilu", call.x("x"), call.ints(call.attr("diagonal")), upper=int(call.op.type == "Triu"))
+    """The part on and above, or on and below, a diagonal; a positive number means a diagonal to the
+    right."""
+    return call.node(
+        "Trilu", call.x("x"), call.ints(call.attr("diagonal")), upper=int(call.op.type == "Triu")
+    )

@@ -22,7 +22,8 @@ ROWS = {
     "SelectV2": "Where",
     "TensorScatterUpdate": "ScatterND",
 }
-"""The ONNX operator of each GE operator. Its inputs are those of the prototype, in the same order."""
+"""The ONNX operator of each GE operator. Its inputs are those of the prototype, in the same
+order."""
 
 
 def _row(call: GeCall) -> str:

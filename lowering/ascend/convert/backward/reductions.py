@@ -14,9 +14,12 @@ def _reduce(call: GeCall) -> str:
 
 @handles("ReduceAny", "ReduceAll")
 def _reduce_logical(call: GeCall) -> str:
-    """ReduceAny and ReduceAll of booleans. Over no elements ReduceAny is false, and ReduceAll is true."""
+    """ReduceAny and ReduceAll of booleans. Over no elements ReduceAny is false, and ReduceAll is
+    true."""
     wanted = call.x("x") if call.op.type == "ReduceAny" else call.node("Not", call.x("x"))
     axes = call.cast(call.x("axes"), "DT_INT64")
-    count = call.node("ReduceSum", call.cast(wanted, "DT_INT64"), axes, keepdims=int(call.attr("keep_dims")))
+    count = call.node(
+        "ReduceSum", call.cast(wanted, "DT_INT64"), axes, keepdims=int(call.attr("keep_dims"))
+    )
     some = call.node("Greater", count, call.ints(0))
     return some if call.op.type == "ReduceAny" else call.node("Not", some)

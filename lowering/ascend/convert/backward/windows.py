@@ -10,7 +10,9 @@ def _last(call: GeCall, name: str) -> list[int]:
     """The numbers of an attribute for the spatial axes. Those for batch and channels must be 1."""
     numbers = list(call.attr(name))
     if numbers[:2] != [1, 1]:
-        raise UnreadableError(f"{call.op.type} '{call.op.name}': {name} = {numbers} is not for this format")
+        raise UnreadableError(
+            f"{call.op.type} '{call.op.name}': {name} = {numbers} is not for this format"
+        )
     return numbers[2:]
 
 
@@ -39,10 +41,16 @@ def _conv(call: GeCall) -> str:
 def _pool(call: GeCall) -> str:
     call.only("data_format", "NCHW")
     call.only("padding_mode", "CALCULATED")
-    windows = {"kernel_shape": _last(call, "ksize"), "strides": _last(call, "strides"), "pads": _pads(call)}
+    windows = {
+        "kernel_shape": _last(call, "ksize"),
+        "strides": _last(call, "strides"),
+        "pads": _pads(call),
+    }
     if call.op.type == "MaxPoolV3":
         return call.node("MaxPool", call.x("x"), **windows)
-    return call.node("AveragePool", call.x("x"), count_include_pad=int(not call.attr("exclusive")), **windows)
+    return call.node(
+        "AveragePool", call.x("x"), count_include_pad=int(not call.attr("exclusive")), **windows
+    )
 
 
 @handles("Resize")

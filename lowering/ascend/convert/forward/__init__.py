@@ -1,7 +1,8 @@
-"""From ONNX to GE: one row (`one_to_one`) or one small function (the other modules) for every ONNX operator.
+"""From ONNX to GE: one row (`one_to_one`) or one small function (the other modules) for every ONNX
+operator.
 
-A function takes an `OnnxCall`, emits GE operators and returns the tensors of the node's outputs. It raises
-CannotMapError if the node has no counterpart. It must not approximate.
+A function takes an `OnnxCall`, emits GE operators and returns the tensors of the node's outputs. It
+raises CannotMapError if the node has no counterpart. It must not approximate.
 """
 
 from __future__ import annotations

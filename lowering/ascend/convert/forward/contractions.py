@@ -6,19 +6,31 @@ from collections.abc import Container, Iterable, Sequence
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.onnx_call import MICROSOFT, OnnxCall, broadcast, handles
+from fa_compiler.lowering.ascend.convert.forward.onnx_call import (
+    MICROSOFT,
+    OnnxCall,
+    broadcast,
+    handles,
+)
 from fa_compiler.passes.ops.linear import einsum_terms
 
 
-def matmul(call: OnnxCall, a: Tensor, b: Tensor, adj_a: bool = False, adj_b: bool = False) -> Tensor:
-    """The product over the last two axes; the others broadcast. It is MatMulV2 for two matrices, else BatchMatMulV2."""
+def matmul(
+    call: OnnxCall, a: Tensor, b: Tensor, adj_a: bool = False, adj_b: bool = False
+) -> Tensor:
+    """The product over the last two axes; the others broadcast. It is MatMulV2 for two matrices,
+    else BatchMatMulV2."""
     shape = None
     if a.shape is not None and b.shape is not None:
         batch = broadcast(a.shape[:-2], b.shape[:-2]) or ()
         shape = (*batch, _sides(a.shape, adj_a)[0], _sides(b.shape, adj_b)[1])
         if len(shape) == 2:
-            return call.emitter.op("MatMulV2", a, b, transpose_x1=adj_a, transpose_x2=adj_b, out=a.with_shape(shape))
-    return call.emitter.op("BatchMatMulV2", a, b, adj_x1=adj_a, adj_x2=adj_b, out=a.with_shape(shape))
+            return call.emitter.op(
+                "MatMulV2", a, b, transpose_x1=adj_a, transpose_x2=adj_b, out=a.with_shape(shape)
+            )
+    return call.emitter.op(
+        "BatchMatMulV2", a, b, adj_x1=adj_a, adj_x2=adj_b, out=a.with_shape(shape)
+    )
 
 
 def _sides(shape: tuple[int, ...], flip: bool) -> tuple[int, int]:
@@ -28,7 +40,8 @@ def _sides(shape: tuple[int, ...], flip: bool) -> tuple[int, int]:
 
 @handles("MatMul")
 def _matmul(call: OnnxCall) -> Tensor:
-    """A vector is a row on the left and a column on the right. The added axis is not in the result."""
+    """A vector is a row on the left and a column on the right. The added axis is not in the
+    result."""
     a, b = call.x(0), call.x(1)
     row, column = a.rank == 1, b.rank == 1
     if row:
@@ -44,8 +57,12 @@ def _matmul(call: OnnxCall) -> Tensor:
 def _fused_matmul(call: OnnxCall) -> Tensor:
     """alpha times the product. transBatch, which moves the first axis, has no counterpart."""
     if call.integer("transBatchA", 0) or call.integer("transBatchB", 0):
-        raise CannotMapError("GE has no product whose batch axis is not the first axis", "write a Transpose")
-    product = matmul(call, call.x(0), call.x(1), bool(call.integer("transA", 0)), bool(call.integer("transB", 0)))
+        raise CannotMapError(
+            "GE has no product whose batch axis is not the first axis", "write a Transpose"
+        )
+    product = matmul(
+        call, call.x(0), call.x(1), bool(call.integer("transA", 0)), bool(call.integer("transB", 0))
+    )
     return _scaled(call, product, call.number("alpha", 1.0))
 
 
@@ -59,10 +76,14 @@ def _gemm(call: OnnxCall) -> Tensor:
     columns = b.size(0 if flip_b else 1)
     c = call.optional(2)
     if c is not None and alpha == 1 and beta == 1 and columns > 0 and c.shape == (columns,):
-        return call.emitter.op("MatMulV2", a, b, c, transpose_x1=flip_a, transpose_x2=flip_b, out=out)
+        return call.emitter.op(
+            "MatMulV2", a, b, c, transpose_x1=flip_a, transpose_x2=flip_b, out=out
+        )
     product = call.emitter.op("MatMulV2", a, b, transpose_x1=flip_a, transpose_x2=flip_b, out=out)
     product = _scaled(call, product, alpha)
-    return product if c is None else call.emitter.op("Add", product, _scaled(call, c, beta), out=out)
+    return (
+        product if c is None else call.emitter.op("Add", product, _scaled(call, c, beta), out=out)
+    )
 
 
 def _scaled(call: OnnxCall, x: Tensor, factor: float) -> Tensor:
@@ -77,7 +98,9 @@ def _einsum(call: OnnxCall) -> Tensor:
     """
     terms, wanted = _equation(call)
     if any(len(set(term)) != len(term) for term in [*terms, wanted]):
-        raise CannotMapError("an operand names an axis twice", "take the diagonal by other operators")
+        raise CannotMapError(
+            "an operand names an axis twice", "take the diagonal by other operators"
+        )
     tensor, labels = call.x(0), terms[0]
     for place, term in enumerate(terms[1:], start=1):
         later = {*wanted, *(label for following in terms[place + 1 :] for label in following)}
@@ -111,7 +134,9 @@ def _contract(call: OnnxCall, a: _Operand, b: _Operand, later: set[str]) -> _Ope
     for label in shared:
         sizes = {x.size(xs.index(label)), y.size(ys.index(label))} - {-1}
         if len(sizes) > 1:
-            raise CannotMapError(f"the axis {label} has different sizes", "expand the smaller one before it")
+            raise CannotMapError(
+                f"the axis {label} has different sizes", "expand the smaller one before it"
+            )
     batch = [label for label in shared if label in later]
     inner = _without(shared, later)
     rows, columns = _without(xs, shared), _without(ys, shared)
@@ -147,12 +172,18 @@ def _summed(call: OnnxCall, x: Tensor, labels: list[str], needed: set[str]) -> _
     axes = [axis for axis, label in enumerate(labels) if label not in needed]
     if not axes:
         return x, labels
-    shape = None if x.shape is None else tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
+    shape = (
+        None
+        if x.shape is None
+        else tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
+    )
     total = call.reduced("ReduceSum", x, call.emitter.ints(axes), x.with_shape(shape))
     return total, [label for label in labels if label in needed]
 
 
-def _folded(call: OnnxCall, x: Tensor, labels: list[str], order: list[str], batch: int, first: int) -> Tensor:
+def _folded(
+    call: OnnxCall, x: Tensor, labels: list[str], order: list[str], batch: int, first: int
+) -> Tensor:
     """`x` as [batch..., product of the next `first` axes, product of the other axes]."""
     x = call.transpose(x, [labels.index(label) for label in order])
     if first == 1 and len(order) - batch == 2:

@@ -1,4 +1,5 @@
-"""Elementwise operators whose GE counterpart depends on types, attributes or the number of inputs."""
+"""Elementwise operators whose GE counterpart depends on types, attributes or the number of
+inputs."""
 
 from __future__ import annotations
 
@@ -29,10 +30,16 @@ def _cast_like(call: OnnxCall) -> Tensor:
 
 
 def _cast_to(call: OnnxCall, dtype: str) -> Tensor:
-    """GE's Cast has no attribute for numbers that float8 cannot hold, so only ONNX's default is accepted."""
+    """GE's Cast has no attribute for numbers that float8 cannot hold, so only ONNX's default is
+    accepted."""
     if not call.integer("saturate", 1) and "FLOAT8" in dtype:
-        raise CannotMapError("it turns numbers that float8 cannot hold into infinity or NaN", "cast with saturate = 1")
-    return call.emitter.op("Cast", call.x(), dst_type=attr_number(dtype), out=call.x().with_dtype(dtype))
+        raise CannotMapError(
+            "it turns numbers that float8 cannot hold into infinity or NaN",
+            "cast with saturate = 1",
+        )
+    return call.emitter.op(
+        "Cast", call.x(), dst_type=attr_number(dtype), out=call.x().with_dtype(dtype)
+    )
 
 
 @handles("Identity")
@@ -44,13 +51,20 @@ def _identity(call: OnnxCall) -> Tensor:
 def _dropout(call: OnnxCall) -> Tensor:
     """Only a Dropout that does nothing is accepted, and only if its mask is not read.
 
-    An input switches training on; before opset 7, a missing is_test does. In training, a ratio of 0 drops nothing.
+    An input switches training on; before opset 7, a missing is_test does. In training, a ratio of 0
+    drops nothing.
     """
     ratio = call.array(1)
     keeps_all = ratio is not None and not ratio.any()
-    training = call.array(2) if call.has(2) else np.array(call.opset < 7 and not call.integer("is_test", 0))
+    training = (
+        call.array(2)
+        if call.has(2)
+        else np.array(call.opset < 7 and not call.integer("is_test", 0))
+    )
     if not keeps_all and (training is None or training.any()):
-        raise CannotMapError("it drops values while the model runs", "export for inference (model.eval())")
+        raise CannotMapError(
+            "it drops values while the model runs", "export for inference (model.eval())"
+        )
     if call.wanted(1):
         raise CannotMapError("its mask is read", "export for inference (model.eval())")
     return call.x()
@@ -59,12 +73,15 @@ def _dropout(call: OnnxCall) -> Tensor:
 @handles("Div")
 def _div(call: OnnxCall) -> Tensor:
     """The quotient of integers is rounded towards zero, as in ONNX Runtime."""
-    return call.emitter.op("RealDiv" if call.x().dtype in _FLOATS else "TruncateDiv", *call.inputs, out=call.out())
+    return call.emitter.op(
+        "RealDiv" if call.x().dtype in _FLOATS else "TruncateDiv", *call.inputs, out=call.out()
+    )
 
 
 @handles("Mod")
 def _mod(call: OnnxCall) -> Tensor:
-    """The result has the sign of the divisor with fmod 0, and that of the dividend with fmod 1, as GE's Mod.
+    """The result has the sign of the divisor with fmod 0, and that of the dividend with fmod 1, as
+    GE's Mod.
 
     GE's FloorMod, for fmod 0, does not take small integer types.
     """
@@ -81,8 +98,17 @@ def _pow(call: OnnxCall) -> Tensor:
     """The exponent may have another type; the result has the type of the base."""
     base, exponent = call.x(0), call.x(1)
     number = call.array(1)
-    if number is not None and number.size == 1 and float(number.reshape(())) == 2 and number.ndim <= base.rank:
-        return call.unary("Square", base) if base.dtype in (*_FLOATS, "DT_INT32", "DT_INT64") else _power(call)
+    if (
+        number is not None
+        and number.size == 1
+        and float(number.reshape(())) == 2
+        and number.ndim <= base.rank
+    ):
+        return (
+            call.unary("Square", base)
+            if base.dtype in (*_FLOATS, "DT_INT32", "DT_INT64")
+            else _power(call)
+        )
     if base.dtype not in _FLOATS and exponent.dtype in _FLOATS:
         raise CannotMapError("an integer to the power of a fraction", "cast the base to float32")
     return _power(call)
@@ -129,7 +155,8 @@ def _added(call: OnnxCall, inputs: list[Tensor]) -> Tensor:
 
 @handles("Clip")
 def _clip(call: OnnxCall) -> Tensor:
-    """The bounds are attributes before opset 11, and scalars since. The upper one wins if the lower one is greater."""
+    """The bounds are attributes before opset 11, and scalars since. The upper one wins if the lower
+    one is greater."""
     x = call.x()
     low = call.like(call.number("min", 0.0), x) if "min" in call.node.attributes else None
     high = call.like(call.number("max", 0.0), x) if "max" in call.node.attributes else None
@@ -146,11 +173,16 @@ def _clip(call: OnnxCall) -> Tensor:
 def _is_inf(call: OnnxCall) -> Tensor:
     x = call.x()
     infinite = call.emitter.op("IsInf", x, out=call.out())
-    positive, negative = bool(call.integer("detect_positive", 1)), bool(call.integer("detect_negative", 1))
+    positive, negative = (
+        bool(call.integer("detect_positive", 1)),
+        bool(call.integer("detect_negative", 1)),
+    )
     if positive and negative:
         return infinite
     if not positive and not negative:
-        return call.emitter.op("LogicalAnd", infinite, call.emitter.const(False, "DT_BOOL"), out=call.out())
+        return call.emitter.op(
+            "LogicalAnd", infinite, call.emitter.const(False, "DT_BOOL"), out=call.out()
+        )
     sign = call.emitter.op("Greater" if positive else "Less", x, call.like(0, x), out=call.out())
     return call.emitter.op("LogicalAnd", infinite, sign, out=call.out())
 
@@ -158,14 +190,18 @@ def _is_inf(call: OnnxCall) -> Tensor:
 @handles("Gelu")
 @handles("Gelu", domain=MICROSOFT)
 def _gelu(call: OnnxCall) -> Tensor:
-    return call.emitter.op("GeluV2", call.x(), approximate=call.text("approximate", "none"), out=call.out())
+    return call.emitter.op(
+        "GeluV2", call.x(), approximate=call.text("approximate", "none"), out=call.out()
+    )
 
 
 @handles("BiasGelu", "FastGelu", domain=MICROSOFT)
 def _bias_gelu(call: OnnxCall) -> Tensor:
     """FastGelu may have no bias."""
     x = call.binary("Add", call.x(0), call.x(1)) if call.has(1) else call.x()
-    return call.unary("GeluV2", x, approximate="tanh" if call.node.op_type == "FastGelu" else "none")
+    return call.unary(
+        "GeluV2", x, approximate="tanh" if call.node.op_type == "FastGelu" else "none"
+    )
 
 
 @handles("Swish")
@@ -185,7 +221,10 @@ def _elu(call: OnnxCall) -> Tensor:
 def _selu(call: OnnxCall) -> Tensor:
     """gamma x, or gamma alpha (exp(x) - 1) below 0. GE's Selu has fixed numbers."""
     x = call.x()
-    alpha, gamma = call.number("alpha", 1.67326319217681884765625), call.number("gamma", 1.05070102214813232421875)
+    alpha, gamma = (
+        call.number("alpha", 1.67326319217681884765625),
+        call.number("gamma", 1.05070102214813232421875),
+    )
     return call.binary("Mul", call.unary("Elu", x, alpha=alpha), call.like(gamma, x))
 
 
@@ -204,7 +243,8 @@ def _hard_sigmoid(call: OnnxCall) -> Tensor:
 def _prelu(call: OnnxCall) -> Tensor:
     """GE's PRelu takes the slopes as a vector of channels.
 
-    Since opset 7 ONNX broadcasts slopes of any shape. Before, a vector of more than one slope is for the channels.
+    Since opset 7 ONNX broadcasts slopes of any shape. Before, a vector of more than one slope is
+    for the channels.
     """
     x, slope = call.x(0), call.x(1)
     if call.opset < 7 and slope.rank == 1 and slope.shape != (1,):

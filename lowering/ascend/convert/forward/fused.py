@@ -17,7 +17,8 @@ from fa_compiler.passes.rewrite.node_view import node_view
 
 
 def _fused(call: OnnxCall) -> Sequence[Tensor]:
-    """The inputs in REG_OP order, and every attribute. An input that is read at compile time is a constant."""
+    """The inputs in REG_OP order, and every attribute. An input that is read at compile time is a
+    constant."""
     spec = get(call.node.op_type)
     given = attribute_values(call.node)
     try:
@@ -27,26 +28,34 @@ def _fused(call: OnnxCall) -> Sequence[Tensor]:
         raise CannotMapError(str(error)) from None
     extra = [name for name in attrs if name not in spec.attr_names and not name.endswith("_count")]
     if extra:
-        raise CannotMapError(f"the attribute {extra[0]} is for ONNX Runtime only", 'optimise with target "ascend"')
+        raise CannotMapError(
+            f"the attribute {extra[0]} is for ONNX Runtime only", 'optimise with target "ascend"'
+        )
     for entry in spec.inputs:
         value = bound[entry.name]
         if entry.value_depend is not None and isinstance(value, Tensor):
             bound[entry.name] = _constant(call, value)
     inputs: list[Input] = [bound[entry.name] for entry in spec.inputs]
     full = {name: attrs[name] for name in spec.attr_names}
-    return call.emitter.ops(spec.name, *inputs, outs=_outputs(call), **full)[: len(call.node.outputs)]
+    return call.emitter.ops(spec.name, *inputs, outs=_outputs(call), **full)[
+        : len(call.node.outputs)
+    ]
 
 
 def _constant(call: OnnxCall, tensor: Tensor) -> Tensor:
-    """An input that the operator reads at compile time if it can: a constant, if its value is known."""
+    """An input that the operator reads at compile time if it can: a constant, if its value is
+    known."""
     array = call.array(next(place for place, given in enumerate(call.inputs) if given is tensor))
     return tensor if array is None else call.emitter.const(array, tensor.dtype)
 
 
 def _outputs(call: OnnxCall) -> list[Type]:
-    """The types of all outputs of the prototype, also of unread ones: GE has a descriptor for each."""
+    """The types of all outputs of the prototype, also of unread ones: GE has a descriptor for
+    each."""
     spec = get(call.node.op_type)
-    known = [call.out(index) if value.name else None for index, value in enumerate(call.node.outputs)]
+    known = [
+        call.out(index) if value.name else None for index, value in enumerate(call.node.outputs)
+    ]
     inferred: dict[str, TensorInfo] = {}
     if can_infer(spec.name):
         view = node_view(call.node, call.info)

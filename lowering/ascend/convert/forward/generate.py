@@ -57,7 +57,11 @@ def _one_hot(call: OnnxCall) -> Tensor:
 
     In ONNX the depth has one element and the values have two. In GE they are scalars.
     """
-    indices = call.x(0) if call.x(0).dtype in ("DT_INT32", "DT_INT64") else call.cast(call.x(0), "DT_INT64")
+    indices = (
+        call.x(0)
+        if call.x(0).dtype in ("DT_INT32", "DT_INT64")
+        else call.cast(call.x(0), "DT_INT64")
+    )
     depths = call.integers(1)
     axis = call.integer("axis", -1)
     axis = axis if axis == -1 else call.front(axis, indices.rank + 1)
@@ -75,7 +79,9 @@ def _one_hot(call: OnnxCall) -> Tensor:
 @handles("ReverseSequence")
 def _reversed(call: OnnxCall) -> Tensor:
     rows, batch = call.integer("time_axis", 0), call.integer("batch_axis", 1)
-    return call.emitter.op("ReverseSequence", call.x(), call.x(1), seq_dim=rows, batch_dim=batch, out=call.out())
+    return call.emitter.op(
+        "ReverseSequence", call.x(), call.x(1), seq_dim=rows, batch_dim=batch, out=call.out()
+    )
 
 
 @handles("CumSum")
@@ -83,4 +89,6 @@ def _cumulated(call: OnnxCall) -> Tensor:
     axes = call.integers(1)
     axis = call.emitter.ints(call.front(axes[0], call.x().rank)) if axes else call.x(1)
     exclusive, reverse = bool(call.integer("exclusive", 0)), bool(call.integer("reverse", 0))
-    return call.emitter.op("Cumsum", call.x(), axis, exclusive=exclusive, reverse=reverse, out=call.out())
+    return call.emitter.op(
+        "Cumsum", call.x(), axis, exclusive=exclusive, reverse=reverse, out=call.out()
+    )

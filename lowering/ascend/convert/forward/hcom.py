@@ -1,4 +1,5 @@
-"""The operators that talk to other ranks (op_registry/hcom.py): a node already has the form of its REG_OP.
+"""The operators that talk to other ranks (op_registry/hcom.py): a node already has the form of its
+REG_OP.
 
 `to_ge` puts them into one order by control edges.
 """

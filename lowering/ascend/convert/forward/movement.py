@@ -17,10 +17,11 @@ _END = np.iinfo(np.int64).max
 
 @handles("Reshape")
 def _reshape(call: OnnxCall) -> Tensor:
-    """A 0 in ONNX's target copies a size, unless allowzero is set. GE does not define the meaning of a 0.
+    """A 0 in ONNX's target copies a size, unless allowzero is set. GE does not define the meaning
+    of a 0.
 
-    So GE's target holds no 0 that copies. A size that is the same in every run is a number, and any other copied size
-    is read from the input.
+    So GE's target holds no 0 that copies. A size that is the same in every run is a number, and any
+    other copied size is read from the input.
     """
     x, out = call.x(), call.out()
     if out.shape is not None and -1 not in out.shape:
@@ -54,7 +55,9 @@ def _with_copies(call: OnnxCall) -> Tensor:
     """The target with the input's sizes in place of zeros."""
     x, target = call.x(), call.x(1)
     length = _target_length(target)
-    own = [call.size(x, axis) for axis in range(min(length, x.rank))] + [0] * max(0, length - x.rank)
+    own = [call.size(x, axis) for axis in range(min(length, x.rank))] + [0] * max(
+        0, length - x.rank
+    )
     zero = call.binary("Equal", target, call.emitter.ints(0), "DT_BOOL")
     return call.emitter.op("SelectV2", zero, call.vector(own), target, out=target)
 
@@ -87,7 +90,9 @@ def _halved(call: OnnxCall, x: Tensor, axis: int) -> Tensor:
 def _count(call: OnnxCall, x: Tensor, begin: int, end: int) -> Tensor:
     """The product of the sizes from axis `begin` to `end`, as a vector of one element."""
     sizes = call.cut(call.shape(x), [begin], [end])
-    return call.reduced("ReduceProd", sizes, call.emitter.ints([0]), Type("DT_INT64", (1,)), keep=True)
+    return call.reduced(
+        "ReduceProd", sizes, call.emitter.ints([0]), Type("DT_INT64", (1,)), keep=True
+    )
 
 
 @handles("Transpose")
@@ -98,7 +103,8 @@ def _transpose(call: OnnxCall) -> Tensor:
 
 
 def _axes(call: OnnxCall, rank: int | None) -> list[int] | None:
-    """The axes of Squeeze and Unsqueeze, which are an attribute before opset 13. None if they are computed."""
+    """The axes of Squeeze and Unsqueeze, which are an attribute before opset 13. None if they are
+    computed."""
     axes = call.listed("axes", 1)
     if axes is None or rank is None:
         return axes
@@ -112,7 +118,10 @@ def _squeeze(call: OnnxCall) -> Tensor:
         return call.emitter.op("SqueezeV3", x, call.x(1), out=call.out())
     axes = _axes(call, None if x.shape is None else len(x.shape))
     if axes == []:
-        raise CannotMapError("an empty list of axes means no axes for some tools, all axes for others", "leave it out")
+        raise CannotMapError(
+            "an empty list of axes means no axes for some tools, all axes for others",
+            "leave it out",
+        )
     return call.emitter.op("Squeeze", x, axis=axes or [], out=call.out())
 
 
@@ -131,7 +140,10 @@ def _unsqueeze(call: OnnxCall) -> Tensor:
 def _shape(call: OnnxCall) -> Tensor:
     x = call.x()
     full_shape = call.emitter.op(
-        "Shape", x, dtype=attr_number("DT_INT64"), out=Type("DT_INT64", (-1 if x.shape is None else len(x.shape),))
+        "Shape",
+        x,
+        dtype=attr_number("DT_INT64"),
+        out=Type("DT_INT64", (-1 if x.shape is None else len(x.shape),)),
     )
     start, end = call.integer("start", 0), call.node.attributes.get("end")
     if start == 0 and end is None:
@@ -162,8 +174,8 @@ def _concat(call: OnnxCall) -> Tensor:
 
 @handles("Split")
 def _split(call: OnnxCall) -> Sequence[Tensor]:
-    """The sizes are an attribute before opset 13. Without sizes the parts are equal; from opset 18 on, the last part
-    may be smaller."""
+    """The sizes are an attribute before opset 13. Without sizes the parts are equal; from opset 18
+    on, the last part may be smaller."""
     x = call.x()
     axis = call.axis(0)
     count = len(call.node.outputs)
@@ -171,7 +183,9 @@ def _split(call: OnnxCall) -> Sequence[Tensor]:
     sizes = call.listed("split", 1)
     if sizes is None:
         if call.has(1):
-            return call.emitter.ops("SplitV", x, call.x(1), call.emitter.ints(axis), num_split=count, outs=outs)
+            return call.emitter.ops(
+                "SplitV", x, call.x(1), call.emitter.ints(axis), num_split=count, outs=outs
+            )
         size = x.shape[axis] if x.shape is not None else -1
         sizes = _equal_parts(call, size, count)
     if count == 1:
@@ -180,12 +194,14 @@ def _split(call: OnnxCall) -> Sequence[Tensor]:
         return call.emitter.ops("SplitD", x, split_dim=axis, num_split=count, outs=outs)
     if sizes is None:
         raise CannotMapError("the sizes of the parts are not known", _FIX)
-    return call.emitter.ops("SplitV", x, call.emitter.ints(sizes), call.emitter.ints(axis), num_split=count, outs=outs)
+    return call.emitter.ops(
+        "SplitV", x, call.emitter.ints(sizes), call.emitter.ints(axis), num_split=count, outs=outs
+    )
 
 
 def _equal_parts(call: OnnxCall, size: int, count: int) -> list[int] | None:
-    """The sizes of `count` equal parts, of which the last may be smaller; None if all are equal, or if the size of the
-    axis is unknown (-1)."""
+    """The sizes of `count` equal parts, of which the last may be smaller; None if all are equal, or
+    if the size of the axis is unknown (-1)."""
     if size < 0:
         if call.opset >= 18:
             raise CannotMapError("the parts of an axis of unknown size may differ", _FIX)
@@ -193,7 +209,9 @@ def _equal_parts(call: OnnxCall, size: int, count: int) -> list[int] | None:
     part = -(-size // count)
     before = part * (count - 1)
     if before > size:
-        raise CannotMapError(f"an axis of size {size} has no {count} equal parts", "give the sizes of the parts")
+        raise CannotMapError(
+            f"an axis of size {size} has no {count} equal parts", "give the sizes of the parts"
+        )
     return [part] * (count - 1) + [size - before] if size % count else None
 
 
@@ -201,8 +219,8 @@ def _equal_parts(call: OnnxCall, size: int, count: int) -> list[int] | None:
 def _slice(call: OnnxCall) -> Tensor:
     """The bounds and axes are attributes before opset 10.
 
-    In GE as in ONNX, negative bounds count from the end, and bounds are clamped to the axis. For an axis of known size
-    the resulting bounds are written.
+    In GE as in ONNX, negative bounds count from the end, and bounds are clamped to the axis. For an
+    axis of known size the resulting bounds are written.
     """
     x = call.x()
     begins, ends = call.listed("starts", 1), call.listed("ends", 2)
@@ -242,7 +260,9 @@ def _steps(call: OnnxCall, count: int) -> list[int] | None:
     return steps
 
 
-def _write_bounds(begins: list[int], ends: list[int], steps: Sequence[int], sizes: Sequence[int]) -> None:
+def _write_bounds(
+    begins: list[int], ends: list[int], steps: Sequence[int], sizes: Sequence[int]
+) -> None:
     """Replace the bounds of the axes whose size is known by those that they amount to."""
     for place, (step, size) in enumerate(zip(steps, sizes, strict=False)):
         if size >= 0:
@@ -273,15 +293,16 @@ def _within(numbers: list[int], dtype: str) -> list[int]:
 
 
 def _bounds(begin: int, end: int, step: int, size: int) -> tuple[int, int]:
-    """The bounds of a slice of an axis of known size. With a negative step, an end before the first element stays
-    negative."""
+    """The bounds of a slice of an axis of known size. With a negative step, an end before the first
+    element stays negative."""
     first, last, _ = slice(begin, end, step).indices(size)
     return first, last if last >= 0 else -size - 1
 
 
 @handles("Expand")
 def _expand(call: OnnxCall) -> Tensor:
-    """BroadcastTo takes the shape of the result. ONNX broadcasts both sides, and the target may have fewer axes.
+    """BroadcastTo takes the shape of the result. ONNX broadcasts both sides, and the target may
+    have fewer axes.
 
     An unknown shape is computed: the larger of both sizes, or 0 if one of them is 0.
     """
@@ -299,7 +320,9 @@ def _expand(call: OnnxCall) -> Tensor:
     wanted = call.cast(call.x(1), "DT_INT64")
     if rank > length:
         ones = call.emitter.ints([1] * (rank - length))
-        wanted = call.emitter.op("ConcatD", [ones, wanted], concat_dim=0, N=2, out=Type("DT_INT64", (rank,)))
+        wanted = call.emitter.op(
+            "ConcatD", [ones, wanted], concat_dim=0, N=2, out=Type("DT_INT64", (rank,))
+        )
     unit = call.binary("Equal", own, call.emitter.ints(1), "DT_BOOL")
     target = call.emitter.op("SelectV2", unit, wanted, own, out=Type("DT_INT64", (rank,)))
     return call.emitter.op("BroadcastTo", x, target, out=out)
@@ -307,8 +330,8 @@ def _expand(call: OnnxCall) -> Tensor:
 
 @handles("Pad")
 def _pad(call: OnnxCall) -> Tensor:
-    """The pads are all beginnings and then all ends, for the axes of input 3. Negative pads cut elements off, which
-    PadV3 cannot do."""
+    """The pads are all beginnings and then all ends, for the axes of input 3. Negative pads cut
+    elements off, which PadV3 cannot do."""
     x = call.x()
     mode = call.text("mode", "constant")
     if mode not in ("constant", "reflect", "edge"):
@@ -328,7 +351,8 @@ def _pad(call: OnnxCall) -> Tensor:
 
 
 def _pads_of_all_axes(call: OnnxCall, pads: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The pads at the beginning and at the end of every axis; 0 for the axes that input 3 does not name."""
+    """The pads at the beginning and at the end of every axis; 0 for the axes that input 3 does not
+    name."""
     rank = call.x().rank
     axes = _named_axes(call, rank)
     begins, ends = [0] * rank, [0] * rank
@@ -338,19 +362,27 @@ def _pads_of_all_axes(call: OnnxCall, pads: Sequence[int]) -> tuple[list[int], l
     return begins, ends
 
 
-def _without_negative(call: OnnxCall, x: Tensor, begins: Sequence[int], ends: Sequence[int]) -> Tensor:
+def _without_negative(
+    call: OnnxCall, x: Tensor, begins: Sequence[int], ends: Sequence[int]
+) -> Tensor:
     """The tensor without the elements that negative pads cut off."""
     if min(*begins, *ends, 0) >= 0:
         return x
     pads = list(enumerate(zip(begins, ends, strict=True)))
-    cut = [(axis, -min(begin, 0), min(end, 0) or _END) for axis, (begin, end) in pads if begin < 0 or end < 0]
+    cut = [
+        (axis, -min(begin, 0), min(end, 0) or _END)
+        for axis, (begin, end) in pads
+        if begin < 0 or end < 0
+    ]
     axes, firsts, lasts = zip(*cut, strict=True)
     return call.cut(x, list(firsts), list(lasts), list(axes))
 
 
 def _padded(call: OnnxCall, x: Tensor, pads: Tensor, mode: str, number: Tensor) -> Tensor:
     given = number if mode == "constant" else None
-    return call.emitter.op("PadV3", x, pads, given, mode=mode, paddings_contiguous=False, out=call.out())
+    return call.emitter.op(
+        "PadV3", x, pads, given, mode=mode, paddings_contiguous=False, out=call.out()
+    )
 
 
 def _spread(call: OnnxCall) -> Tensor:
@@ -378,5 +410,7 @@ def _cut_and_pad(call: OnnxCall, pads: Tensor, mode: str, number: Tensor) -> Ten
     begins = call.cut(cut, [0], [rank])
     ends = call.binary("Sub", call.shape(x), call.cut(cut, [rank], [2 * rank]))
     axes, ones = call.emitter.ints(range(rank)), call.emitter.ints([1] * rank)
-    x = call.emitter.op("StridedSliceV2", x, begins, ends, axes, ones, out=x.with_shape((-1,) * rank))
+    x = call.emitter.op(
+        "StridedSliceV2", x, begins, ends, axes, ones, out=x.with_shape((-1,) * rank)
+    )
     return _padded(call, x, call.binary("Maximum", pads, zero), mode, number)

@@ -9,7 +9,8 @@ from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.convert.forward.onnx_call import MICROSOFT, OnnxCall, handles
 
 _PER_AXIS = 13
-"""The opset since which Softmax runs over one axis. Before, it runs over all axes from its axis on."""
+"""The opset since which Softmax runs over one axis. Before, it runs over all axes from its axis
+on."""
 
 
 @handles("Softmax", "LogSoftmax")
@@ -25,7 +26,9 @@ def _softmax(call: OnnxCall) -> Tensor:
         return call.emitter.op(op_type, x, axes=[axis], out=out)
     front = [call.size(x, place) for place in range(axis)]
     if len([size for size in x.shape or () if size == -1]) and 0 in (x.shape or ()):
-        raise CannotMapError("an old Softmax of a tensor that may be empty", "export with opset 13 or newer")
+        raise CannotMapError(
+            "an old Softmax of a tensor that may be empty", "export with opset 13 or newer"
+        )
     shape = call.shape(x)
     rows = call.reshape(x, [*front, -1])
     return call.emitter.op("Reshape", call.unary(op_type, rows, axes=[len(front)]), shape, out=out)
@@ -35,8 +38,8 @@ def _softmax(call: OnnxCall) -> Tensor:
 def _layer_norm(call: OnnxCall) -> Sequence[Tensor]:
     """GE needs a bias, and both weights in the shape of the normalised axes.
 
-    LayerNorm gives the variance. LayerNormV3 gives the reciprocal of the deviation, as ONNX does, but in ONNX's type
-    only for float32.
+    LayerNorm gives the variance. LayerNormV3 gives the reciprocal of the deviation, as ONNX does,
+    but in ONNX's type only for float32.
     """
     x = call.x()
     axis = call.axis(-1)
@@ -44,7 +47,9 @@ def _layer_norm(call: OnnxCall) -> Sequence[Tensor]:
     beta = _of_shape(call, call.x(2), x, axis) if call.has(2) else _zeros(call, gamma)
     reads = call.wanted(1) or call.wanted(2)
     if reads and x.dtype != "DT_FLOAT":
-        raise CannotMapError("its mean or deviation is read, which GE gives in another type", "use float32")
+        raise CannotMapError(
+            "its mean or deviation is read, which GE gives in another type", "use float32"
+        )
     made = _normalised(call, "LayerNormV3" if reads else "LayerNorm", x, gamma, beta, axis, 1e-5)
     return made[: len(call.node.outputs)]
 
@@ -97,15 +102,20 @@ def _rms_norm(call: OnnxCall) -> Sequence[Tensor]:
     if call.wanted(1):
         raise CannotMapError("its deviation is read", "leave out what reads it")
     outs = [call.out(0), _statistics(x, axis)]
-    return call.emitter.ops("RmsNorm", x, gamma, epsilon=call.number("epsilon", 1e-5), outs=outs)[:1]
+    return call.emitter.ops("RmsNorm", x, gamma, epsilon=call.number("epsilon", 1e-5), outs=outs)[
+        :1
+    ]
 
 
 @handles("BatchNormalization")
 def _batch_norm(call: OnnxCall) -> Sequence[Tensor]:
-    """With the statistics of the training, it is an affine function of each channel, which is axis 1."""
+    """With the statistics of the training, it is an affine function of each channel, which is axis
+    1."""
     trains = call.integer("training_mode", 0) or (call.opset < 7 and not call.integer("is_test", 0))
     if trains or any(call.wanted(index) for index in range(1, len(call.node.outputs))):
-        raise CannotMapError("it computes statistics of the batch", "export for inference (model.eval())")
+        raise CannotMapError(
+            "it computes statistics of the batch", "export for inference (model.eval())"
+        )
     if not call.integer("spatial", 1):
         raise CannotMapError("it has statistics for each position", "export with opset 9 or newer")
     x = call.x()
@@ -113,7 +123,11 @@ def _batch_norm(call: OnnxCall) -> Sequence[Tensor]:
     floor = call.binary("Add", variance, call.like(call.number("epsilon", 1e-5), variance))
     factor = call.binary("Mul", scale, call.unary("Rsqrt", floor))
     centred = call.binary("Sub", x, call.cast(mean, x.dtype))
-    return [call.binary("Add", call.binary("Mul", centred, call.cast(factor, x.dtype)), call.cast(bias, x.dtype))]
+    return [
+        call.binary(
+            "Add", call.binary("Mul", centred, call.cast(factor, x.dtype)), call.cast(bias, x.dtype)
+        )
+    ]
 
 
 def _channels(call: OnnxCall, vector: Tensor, rank: int) -> Tensor:
@@ -129,14 +143,19 @@ def _instance_norm(call: OnnxCall) -> Tensor:
     out = x.with_shape((*x.sizes[:2], *(1,) * (x.rank - 2)))
     centred = call.binary("Sub", x, call.reduced("ReduceMean", x, axes, out, keep=True))
     variance = call.reduced("ReduceMean", call.unary("Square", centred), axes, out, keep=True)
-    rate = call.unary("Rsqrt", call.binary("Add", variance, call.like(call.number("epsilon", 1e-5), x)))
-    scaled = call.binary("Mul", call.binary("Mul", centred, rate), _channels(call, call.x(1), x.rank))
+    rate = call.unary(
+        "Rsqrt", call.binary("Add", variance, call.like(call.number("epsilon", 1e-5), x))
+    )
+    scaled = call.binary(
+        "Mul", call.binary("Mul", centred, rate), _channels(call, call.x(1), x.rank)
+    )
     return call.binary("Add", scaled, _channels(call, call.x(2), x.rank))
 
 
 @handles("SkipLayerNormalization", domain=MICROSOFT)
 def _skip_layer_norm(call: OnnxCall) -> Sequence[Tensor]:
-    """The sum of the first two inputs and the bias, normalised over the last axis. Output 3 is the sum."""
+    """The sum of the first two inputs and the bias, normalised over the last axis. Output 3 is the
+    sum."""
     if call.wanted(1) or call.wanted(2):
         raise CannotMapError("its mean or deviation is read", "leave out what reads it")
     total = call.binary("Add", call.x(0), call.x(1))

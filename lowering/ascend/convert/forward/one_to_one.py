@@ -1,7 +1,8 @@
-"""ONNX operators without attributes that are one GE operator with the same inputs in the same order.
+"""ONNX operators without attributes that are one GE operator with the same inputs in the same
+order.
 
-The attributes of the GE operator keep their defaults, which give ONNX's meaning: Exp and Log have base -1 (e), scale 1
-and shift 0; Round has decimals 0, and rounds ties to even as in ONNX.
+The attributes of the GE operator keep their defaults, which give ONNX's meaning: Exp and Log have
+base -1 (e), scale 1 and shift 0; Round has decimals 0, and rounds ties to even as in ONNX.
 """
 
 from __future__ import annotations

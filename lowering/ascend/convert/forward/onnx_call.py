@@ -110,8 +110,8 @@ class OnnxCall:
         return None if attr is None else [int(number) for number in attr.as_ints()]
 
     def listed(self, name: str, index: int) -> list[int] | None:
-        """An attribute with a list of integers, which is input `index` in newer opsets; None if it is absent or
-        computed."""
+        """An attribute with a list of integers, which is input `index` in newer opsets; None if it
+        is absent or computed."""
         numbers = self.integer_list(name)
         return self.integers(index) if numbers is None else numbers
 
@@ -151,12 +151,15 @@ class OnnxCall:
         return self.emitter.const(number, x.dtype)
 
     def reshape(self, x: Tensor, parts: Sequence[int | Tensor]) -> Tensor:
-        """`x` in a shape of constant sizes (-1 for the remaining elements) and vectors with one computed size each."""
+        """`x` in a shape of constant sizes (-1 for the remaining elements) and vectors with one
+        computed size each."""
         shape = tuple(part if isinstance(part, int) else -1 for part in parts)
         if -1 in shape and x.shape is not None and -1 not in x.shape:
             rest = int(np.prod([size for size in shape if size >= 0]))
             if shape.count(-1) == 1 and rest:
-                shape = tuple(int(np.prod(x.shape)) // rest if size == -1 else size for size in shape)
+                shape = tuple(
+                    int(np.prod(x.shape)) // rest if size == -1 else size for size in shape
+                )
         return self.emitter.op("Reshape", x, self.vector(parts), out=x.with_shape(shape))
 
     def vector(self, parts: Sequence[int | Tensor]) -> Tensor:
@@ -170,7 +173,8 @@ class OnnxCall:
         return self.emitter.op("ConcatD", pieces, concat_dim=0, N=len(pieces), out=out)
 
     def size(self, x: Tensor, axis: int) -> int | Tensor:
-        """The size of an axis: a number, or a vector of one element that is computed at run time."""
+        """The size of an axis: a number, or a vector of one element that is computed at run
+        time."""
         if x.shape is not None and x.shape[axis] >= 0:
             return x.shape[axis]
         return self.element(self.shape(x), axis)
@@ -180,13 +184,17 @@ class OnnxCall:
         if x.shape is not None and -1 not in x.shape:
             return self.emitter.ints(x.shape)
         rank = -1 if x.shape is None else len(x.shape)
-        return self.emitter.op("Shape", x, dtype=attr_number("DT_INT64"), out=Type("DT_INT64", (rank,)))
+        return self.emitter.op(
+            "Shape", x, dtype=attr_number("DT_INT64"), out=Type("DT_INT64", (rank,))
+        )
 
     def element(self, vector: Tensor, index: int) -> Tensor:
         """Element `index` of a vector, as a vector of one element."""
         return self.cut(vector, [index], [index + 1])
 
-    def cut(self, x: Tensor, begin: Sequence[int], end: Sequence[int], axes: Sequence[int] = (0,)) -> Tensor:
+    def cut(
+        self, x: Tensor, begin: Sequence[int], end: Sequence[int], axes: Sequence[int] = (0,)
+    ) -> Tensor:
         """`x` from `begin` to `end` along `axes`."""
         shape = None if x.shape is None else list(x.shape)
         for axis, first, last in zip(axes, begin, end, strict=True):
@@ -206,11 +214,17 @@ class OnnxCall:
 
     def binary(self, op_type: str, a: Tensor, b: Tensor, dtype: str | None = None) -> Tensor:
         """An operator with two inputs that broadcast."""
-        return self.emitter.op(op_type, a, b, out=Type(dtype or a.dtype, broadcast(a.shape, b.shape)))
+        return self.emitter.op(
+            op_type, a, b, out=Type(dtype or a.dtype, broadcast(a.shape, b.shape))
+        )
 
-    def reduced(self, op_type: str, x: Tensor, axes: Tensor, out: Type, keep: bool = False) -> Tensor:
+    def reduced(
+        self, op_type: str, x: Tensor, axes: Tensor, out: Type, keep: bool = False
+    ) -> Tensor:
         """A reduction over some axes, or over none if these are none."""
-        return self.emitter.op(op_type, x, axes, keep_dims=keep, noop_with_empty_axes=False, out=out)
+        return self.emitter.op(
+            op_type, x, axes, keep_dims=keep, noop_with_empty_axes=False, out=out
+        )
 
     def positions(self, size: int | Tensor) -> Tensor:
         """The positions along an axis of this size, in int64."""
@@ -236,14 +250,20 @@ class OnnxCall:
         shape = None
         if x.shape is not None:
             sizes = iter(x.shape)
-            shape = tuple(1 if axis in axes else next(sizes) for axis in range(len(x.shape) + len(axes)))
+            shape = tuple(
+                1 if axis in axes else next(sizes) for axis in range(len(x.shape) + len(axes))
+            )
         return self.emitter.op("Unsqueeze", x, axes=sorted(axes), out=x.with_shape(shape))
 
     def squeeze(self, x: Tensor, axes: Sequence[int]) -> Tensor:
         """`x` without these axes of size 1."""
         if not axes:
             return x
-        shape = None if x.shape is None else tuple(s for axis, s in enumerate(x.shape) if axis not in axes)
+        shape = (
+            None
+            if x.shape is None
+            else tuple(s for axis, s in enumerate(x.shape) if axis not in axes)
+        )
         return self.emitter.op("Squeeze", x, axis=sorted(axes), out=x.with_shape(shape))
 
 
@@ -262,10 +282,13 @@ def handles(*op_types: str, domain: str = STANDARD) -> Callable[[Handler], Handl
 
 
 def type_of(value: ir.Value, info: ShapeInfo) -> Type:
-    """The GE type and shape of an ONNX value. Raises CannotMapError if the type is unknown or GE does not have it."""
+    """The GE type and shape of an ONNX value. Raises CannotMapError if the type is unknown or GE
+    does not have it."""
     dtype = info.dtype(value) or value.dtype
     if dtype is None:
-        raise CannotMapError(f"the type of '{value.name}' is not known", "run ONNX's shape inference on the model")
+        raise CannotMapError(
+            f"the type of '{value.name}' is not known", "run ONNX's shape inference on the model"
+        )
     name = dtypes.from_onnx(int(dtype))
     if name is None:
         raise CannotMapError(f"GE has no type {dtype.name.lower()}, which '{value.name}' has")

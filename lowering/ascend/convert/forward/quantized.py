@@ -16,7 +16,8 @@ _RANGES = {name: np.iinfo(name.removeprefix("DT_").lower()) for name in _TYPES}
 
 
 def _along(call: OnnxCall, vector: Tensor) -> Tensor:
-    """A scale or zero point in a shape that broadcasts to the input: one number, or one for each index of `axis`."""
+    """A scale or zero point in a shape that broadcasts to the input: one number, or one for each
+    index of `axis`."""
     if call.integer("block_size", 0):
         raise CannotMapError("GE has no scale for blocks", "quantise each tensor or each channel")
     if vector.rank == 0 or vector.shape == (1,):
@@ -27,7 +28,8 @@ def _along(call: OnnxCall, vector: Tensor) -> Tensor:
 
 @handles("DequantizeLinear")
 def _dequantize(call: OnnxCall) -> Tensor:
-    """(x - zero point) * scale. The difference is exact in float32 for up to 16 bits; the zero point of int32 is 0."""
+    """(x - zero point) * scale. The difference is exact in float32 for up to 16 bits; the zero
+    point of int32 is 0."""
     if call.x().dtype not in (*_RANGES, "DT_INT32"):
         raise CannotMapError("its integers are not exact in float32", "use 8 or 16 bits")
     scale = _along(call, call.x(1))
@@ -39,7 +41,8 @@ def _dequantize(call: OnnxCall) -> Tensor:
 
 @handles("MatMulInteger")
 def _matmul_integer(call: OnnxCall) -> Tensor:
-    """The product of the operands minus their zero points, in int32. Those of the first operand are for its rows."""
+    """The product of the operands minus their zero points, in int32. Those of the first operand are
+    for its rows."""
     a, b = (call.cast(call.x(place), "DT_INT32") for place in (0, 1))
     if min(a.rank, b.rank) < 2:
         raise CannotMapError("an operand is a vector", "make it a matrix")
@@ -60,21 +63,28 @@ def _quantize(call: OnnxCall) -> Tensor:
     rounded = call.unary("Round", call.binary("RealDiv", call.x(), _along(call, call.x(1))))
     if call.has(2):
         rounded = call.binary("Add", rounded, call.cast(_along(call, call.x(2)), "DT_FLOAT"))
-    low, high = (call.like(float(bound), rounded) for bound in (_RANGES[dtype].min, _RANGES[dtype].max))
+    low, high = (
+        call.like(float(bound), rounded) for bound in (_RANGES[dtype].min, _RANGES[dtype].max)
+    )
     return call.cast(call.binary("Minimum", call.binary("Maximum", rounded, low), high), dtype)
 
 
 @handles("DynamicQuantizeLinear")
 def _quantize_dynamically(call: OnnxCall) -> Sequence[Tensor]:
-    """The range of the values, extended to 0, is mapped to 0 to 255. If all values are 0, the scale is 1."""
+    """The range of the values, extended to 0, is mapped to 0 to 255. If all values are 0, the scale
+    is 1."""
     x = call.x()
     axes = call.emitter.ints(range(x.rank))
     zero, most = call.like(0, x), call.like(255, x)
     single = x.with_shape(())
     low = call.binary("Minimum", call.reduced("ReduceMin", x, axes, single), zero)
-    span = call.binary("Sub", call.binary("Maximum", call.reduced("ReduceMax", x, axes, single), zero), low)
+    span = call.binary(
+        "Sub", call.binary("Maximum", call.reduced("ReduceMax", x, axes, single), zero), low
+    )
     empty = call.binary("Equal", span, zero, "DT_BOOL")
-    scale = call.emitter.op("SelectV2", empty, call.like(1, x), call.binary("RealDiv", span, most), out=single)
+    scale = call.emitter.op(
+        "SelectV2", empty, call.like(1, x), call.binary("RealDiv", span, most), out=single
+    )
 
     def inside(value: Tensor) -> Tensor:
         return call.binary("Minimum", call.binary("Maximum", value, zero), most)

@@ -1,4 +1,5 @@
-"""Reductions. The axes are an attribute in old opsets and an input in new ones; in GE they are an input."""
+"""Reductions. The axes are an attribute in old opsets and an input in new ones; in GE they are an
+input."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from fa_compiler.lowering.ascend.convert.forward.onnx_call import OnnxCall, hand
 
 
 def reduce_over(call: OnnxCall, op_type: str, x: Tensor) -> Tensor:
-    """`x` reduced over the axes of the node. No axes stand for all axes, or for none with noop_with_empty_axes."""
+    """`x` reduced over the axes of the node. No axes stand for all axes, or for none with
+    noop_with_empty_axes."""
     keep = bool(call.integer("keepdims", 1))
     out = Type(x.dtype, call.out().shape)
     attributes: dict[str, Any] = {"keep_dims": keep}
@@ -19,7 +21,8 @@ def reduce_over(call: OnnxCall, op_type: str, x: Tensor) -> Tensor:
     if axes is None and call.has(1):
         axes = call.integers(1)
         if axes is None:
-            # With no axes in a run, the attribute decides: no reduction, or a reduction over all axes.
+            # With no axes in a run, the attribute decides: no reduction, or a reduction over all
+            # axes.
             attributes["noop_with_empty_axes"] = call.integer("noop_with_empty_axes", 0) == 1
             return call.emitter.op(op_type, x, call.x(1), out=out, **attributes)
     if not axes:
@@ -42,7 +45,9 @@ def _reduce(call: OnnxCall) -> Tensor:
 def _reduce_extremum(call: OnnxCall) -> Tensor:
     """The maximum of booleans is ReduceAny, the minimum is ReduceAll."""
     if call.x().dtype == "DT_BOOL":
-        return reduce_over(call, "ReduceAny" if call.node.op_type == "ReduceMax" else "ReduceAll", call.x())
+        return reduce_over(
+            call, "ReduceAny" if call.node.op_type == "ReduceMax" else "ReduceAll", call.x()
+        )
     return reduce_over(call, call.node.op_type, call.x())
 
 

@@ -14,15 +14,17 @@ from fa_compiler.passes.ir.nodes import is_op
 
 @handles("TanhGrad", domain=MICROSOFT)
 def _tanh_grad(call: OnnxCall) -> Tensor:
-    """The second input is the output of Tanh in some versions of ONNX Runtime, and its input in others. The graph shows
-    which one it is."""
+    """The second input is the output of Tanh in some versions of ONNX Runtime, and its input in
+    others. The graph shows which one it is."""
     value = call.node.inputs[1]
     assert value is not None
     producer = value.producer()
     y = call.x(1)
     if not is_op(producer, "Tanh"):
         if not any(is_op(use.node, "Tanh") for use in value.uses()):
-            raise CannotMapError("its second input is neither the input nor the output of a Tanh of this graph")
+            raise CannotMapError(
+                "its second input is neither the input nor the output of a Tanh of this graph"
+            )
         y = call.unary("Tanh", y)
     return call.emitter.op("TanhGrad", y, call.x(0), out=y)
 
@@ -30,7 +32,9 @@ def _tanh_grad(call: OnnxCall) -> Tensor:
 @handles("SoftmaxGrad_13", domain=MICROSOFT)
 def _softmax_grad(call: OnnxCall) -> Tensor:
     """The inputs are the gradient and the probabilities."""
-    return call.emitter.op("SoftmaxGrad", call.x(1), call.x(0), axes=[call.axis(-1)], out=call.out())
+    return call.emitter.op(
+        "SoftmaxGrad", call.x(1), call.x(0), axes=[call.axis(-1)], out=call.out()
+    )
 
 
 @handles("GeluGrad", domain=MICROSOFT)
@@ -54,14 +58,18 @@ def _layer_norm_grad(call: OnnxCall) -> Sequence[Tensor]:
         raise CannotMapError("it normalises several axes", "normalise the last axis only")
     outs = [x, Type("DT_FLOAT", gamma.shape), Type("DT_FLOAT", gamma.shape)]
     dx, dgamma, dbeta = call.emitter.ops("LayerNormGradV3", dy, x, rate, mean, gamma, outs=outs)
-    return [dx, call.cast(dgamma, gamma.dtype), call.cast(dbeta, gamma.dtype)][: len(call.node.outputs)]
+    return [dx, call.cast(dgamma, gamma.dtype), call.cast(dbeta, gamma.dtype)][
+        : len(call.node.outputs)
+    ]
 
 
 @handles("GatherGrad", domain=MICROSOFT)
 def _gather_grad(call: OnnxCall) -> Tensor:
-    """The inputs are the shape of the data, the indices and dY. Each slice of dY is added at its index.
+    """The inputs are the shape of the data, the indices and dY. Each slice of dY is added at its
+    index.
 
-    For this, the axes of the indices are moved to the front of dY, and the rows of the result are moved back.
+    For this, the axes of the indices are moved to the front of dY, and the rows of the result are
+    moved back.
     """
     shape, indices, dy = call.x(0), call.x(1), call.x(2)
     many = indices.rank
@@ -73,7 +81,9 @@ def _gather_grad(call: OnnxCall) -> Tensor:
     rows = call.element(shape, axis)
     ids = call.reshape(indices, [-1])
     below = call.binary("Less", ids, call.like(0, ids), "DT_BOOL")
-    ids = call.emitter.op("SelectV2", below, call.binary("Add", ids, call.cast(rows, ids.dtype)), ids, out=ids)
+    ids = call.emitter.op(
+        "SelectV2", below, call.binary("Add", ids, call.cast(rows, ids.dtype)), ids, out=ids
+    )
     number = call.cast(call.squeeze(rows, [0]), "DT_INT32")
     out = Type(dy.dtype, (-1, *(flat.shape or ())[1:]))
     return call.transpose(
@@ -86,26 +96,34 @@ def _gather_grad(call: OnnxCall) -> Tensor:
 def _cross_entropy_grad(call: OnnxCall) -> Tensor:
     """The inputs are dY, the logarithms of the probabilities p [N, C, ...] and the labels [N, ...].
 
-    The result is (p - onehot(label)) dY. If the loss is a mean, it is divided by the number of labels. It is 0 for
-    ignored labels.
+    The result is (p - onehot(label)) dY. If the loss is a mean, it is divided by the number of
+    labels. It is 0 for ignored labels.
     """
     if call.has(3) or call.has(4):
         raise CannotMapError("it has weights of classes, or adds to another gradient")
     dy, logarithms, labels = call.x(0), call.x(1), call.x(2)
     dtype, classes = logarithms.dtype, call.size(logarithms, 1)
     labels = labels if labels.dtype in ("DT_INT32", "DT_INT64") else call.cast(labels, "DT_INT64")
-    depth = call.emitter.ints(classes, "DT_INT32") if isinstance(classes, int) else call.cast(classes, "DT_INT32")
+    depth = (
+        call.emitter.ints(classes, "DT_INT32")
+        if isinstance(classes, int)
+        else call.cast(classes, "DT_INT32")
+    )
     if not isinstance(classes, int):
         depth = call.squeeze(depth, [0])
     one, zero = call.like(1, logarithms), call.like(0, logarithms)
-    hot = call.emitter.op("OneHot", labels, depth, one, zero, axis=1, out=Type(dtype, logarithms.shape))
+    hot = call.emitter.op(
+        "OneHot", labels, depth, one, zero, axis=1, out=Type(dtype, logarithms.shape)
+    )
     gap = call.binary("Sub", call.unary("Exp", logarithms), hot)
     ignored = call.node.attributes.get("ignore_index")
     counted = Type("DT_BOOL", labels.shape)
     if ignored is None:
         valid = call.emitter.op("Equal", labels, labels, out=counted)
     else:
-        valid = call.emitter.op("NotEqual", labels, call.like(ignored.as_int(), labels), out=counted)
+        valid = call.emitter.op(
+            "NotEqual", labels, call.like(ignored.as_int(), labels), out=counted
+        )
     weight = call.cast(valid, dtype)
     reduction = call.text("reduction", "mean")
     if reduction == "none":
@@ -120,12 +138,15 @@ def _cross_entropy_grad(call: OnnxCall) -> Tensor:
 
 @handles("InPlaceAccumulatorV2", domain=MICROSOFT)
 def _accumulate(call: OnnxCall) -> Sequence[Tensor]:
-    """The sum of the old and the new gradient, or the new one if an input says to overwrite. Output 0 is a flag.
+    """The sum of the old and the new gradient, or the new one if an input says to overwrite. Output
+    0 is a flag.
 
-    The operator also adds into its first input, in place. A GE graph does not give this back, so the sum has to be an
-    output of the node that something reads.
+    The operator also adds into its first input, in place. A GE graph does not give this back, so
+    the sum has to be an output of the node that something reads.
     """
-    if len(call.node.outputs) < 2 or not (call.node.outputs[1].uses() or call.node.outputs[1].is_graph_output()):
+    if len(call.node.outputs) < 2 or not (
+        call.node.outputs[1].uses() or call.node.outputs[1].is_graph_output()
+    ):
         raise CannotMapError(
             "it adds a gradient into its first input, in place, and a GE graph does not give this back",
             "make its second output, updated_buffer, an output of the model",

@@ -14,7 +14,8 @@ _FIX = "fix the sizes with --input-shape"
 
 @handles("Conv")
 def _conv(call: OnnxCall) -> Tensor:
-    """One spatial axis becomes two, the first of size 1; three axes make a Conv3DV2. An Add adds a bfloat16 bias."""
+    """One spatial axis becomes two, the first of size 1; three axes make a Conv3DV2. An Add adds a
+    bfloat16 bias."""
     axes = call.x(0).rank - 2
     if axes not in (1, 2, 3):
         raise CannotMapError(f"GE has no convolution over {axes} axes")
@@ -75,7 +76,11 @@ def _pads(
         if size < 0 and strides[place] != 1:
             raise CannotMapError(f"its padding ({mode}) depends on a size that is not known", _FIX)
         steps = -(-size // strides[place])
-        total = reach - 1 if strides[place] == 1 else max((steps - 1) * strides[place] + reach - size, 0)
+        total = (
+            reach - 1
+            if strides[place] == 1
+            else max((steps - 1) * strides[place] + reach - size, 0)
+        )
         small, large = total // 2, total - total // 2
         begins.append(small if mode == "SAME_UPPER" else large)
         ends.append(large if mode == "SAME_UPPER" else small)
@@ -125,7 +130,11 @@ def _pool(call: OnnxCall) -> Sequence[Tensor]:
 
 
 def _exact(
-    x: Tensor, kernel: Sequence[int], strides: Sequence[int], begins: Sequence[int], ends: Sequence[int]
+    x: Tensor,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    begins: Sequence[int],
+    ends: Sequence[int],
 ) -> bool:
     """Whether the windows fill every axis exactly, so no output size is rounded."""
     spans = zip((x.shape or ())[2:], kernel, strides, begins, ends, strict=True)
@@ -134,8 +143,8 @@ def _exact(
 
 @handles("Resize", "Upsample")
 def _resize(call: OnnxCall) -> Tensor:
-    """GE's Resize is that of ONNX's opset 11, with the same attributes and defaults. The attributes that opset 18 added
-    must have their defaults."""
+    """GE's Resize is that of ONNX's opset 11, with the same attributes and defaults. The attributes
+    that opset 18 added must have their defaults."""
     if call.opset < 11:
         return _scaled(call)
     added = {"antialias": 0, "axes": None, "keep_aspect_ratio_policy": "stretch"}
@@ -143,12 +152,21 @@ def _resize(call: OnnxCall) -> Tensor:
         attr = call.node.attributes.get(name)
         if attr is not None and attr.value not in (default, (default,)):
             raise CannotMapError(f"GE's Resize has no {name}", "export with opset 17 or older")
-    x, roi, scales, sizes = call.x(), _unless_empty(call, 1), _unless_empty(call, 2), call.optional(3)
+    x, roi, scales, sizes = (
+        call.x(),
+        _unless_empty(call, 1),
+        _unless_empty(call, 2),
+        call.optional(3),
+    )
     if sizes is not None:
         scales = None
-    given = {name: value for name, value in attribute_values(call.node).items() if name not in added}
+    given = {
+        name: value for name, value in attribute_values(call.node).items() if name not in added
+    }
     layouts = {"x": "NCHW", "y": "NCHW"} if x.rank == 4 else {}
-    return call.emitter.op("Resize", x, roi, scales, sizes, **given, out=call.out(), layouts=layouts)
+    return call.emitter.op(
+        "Resize", x, roi, scales, sizes, **given, out=call.out(), layouts=layouts
+    )
 
 
 def _unless_empty(call: OnnxCall, index: int) -> Tensor | None:
@@ -158,13 +176,18 @@ def _unless_empty(call: OnnxCall, index: int) -> Tensor | None:
 
 
 def _scaled(call: OnnxCall) -> Tensor:
-    """Before opset 11 a Resize has scales only. A coordinate is multiplied by its scale, and rounded down for the
-    nearest element. For an axis that shrinks, ONNX did not define the rounding."""
+    """Before opset 11 a Resize has scales only. A coordinate is multiplied by its scale, and
+    rounded down for the nearest element. For an axis that shrinks, ONNX did not define the
+    rounding."""
     mode, listed = call.text("mode", "nearest"), call.node.attributes.get("scales")
-    scales = call.x(1) if listed is None else call.emitter.const(list(listed.as_floats()), "DT_FLOAT")
+    scales = (
+        call.x(1) if listed is None else call.emitter.const(list(listed.as_floats()), "DT_FLOAT")
+    )
     known = call.array(1) if scales.value is None else scales.value
     if mode == "nearest" and (known is None or (known < 1).any()):
-        raise CannotMapError("ONNX does not define it for an axis that shrinks", "export with opset 11 or newer")
+        raise CannotMapError(
+            "ONNX does not define it for an axis that shrinks", "export with opset 11 or newer"
+        )
     return call.emitter.op(
         "Resize",
         call.x(),
