@@ -76,6 +76,8 @@ N = TypeVar("N")
 T = TypeVar("T")
 
 POINTS = 3
+REFUSED = 10_000
+"""What a candidate costs that is refused, in the unit of `Search.work`."""
 BATCHES = (3, 2, 5, 1, 4)
 """The sizes of an open batch at the first points. At the others it is 2."""
 APART = len(BATCHES)
@@ -309,6 +311,7 @@ class Prover:
             match = self._match(found, sizes, point)
             if match is not None and (truths or match.chosen is None):
                 return match
+            search.work += REFUSED
         self.work[bool(truths)] = search.work
         return None
 

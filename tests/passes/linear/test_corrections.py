@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import fa_compiler
+from fa_compiler.passes.linear import proof, search
+from fa_compiler.passes.linear.search import Found
 from tests.linear_composer import LAYOUTS, LOW_RANK, TOKEN_FORMS, Change, Model, Recipe, feeds
 from tests.pairs import pairwise
 from tests.passes.running import Array, assert_same, fused, parse, random_feeds, run
@@ -207,3 +209,41 @@ def test_sizes_that_no_machine_has_are_left(place: int) -> None:
         if len(dims) > place:
             dims[place].dim_value = 1 << 40
     assert not fa_compiler.inspect(model).count("fused")
+
+
+ALL_SCORES_EQUAL = """
+rows = Constant<value_ints=[1,4,2,4]>()
+keys = Constant<value_ints=[1,2,2,4]>()
+q0 = Reshape(q, rows)
+k0 = Reshape(k, keys)
+v0 = Reshape(v, keys)
+qh = Transpose<perm=[0,2,1,3]>(q0)
+kt = Transpose<perm=[0,2,3,1]>(k0)
+vh = Transpose<perm=[0,2,1,3]>(v0)
+zero = Constant<value = float {0.0}>()
+z = Mul(qh, zero)
+s = MatMul(z, kt)
+top = ReduceMax<axes=[1], keepdims=1>(s)
+d = Sub(s, top)
+c = Constant<value = float {32.0}>()
+f = Mul(d, c)
+e = Exp(f)
+axes = Constant<value_ints=[-1]>()
+total = ReduceSum<keepdims=1>(e, axes)
+p = Div(e, total)
+y = MatMul(p, vh)
+"""
+
+
+def test_candidates_that_are_refused_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all scores are equal, thousands of candidates compute them, and none of them explains the quotient."""
+    refused: list[Found] = []
+    match = proof.Prover._match
+
+    def counted(prover: proof.Prover, found: Found, *others: Any) -> proof.LinearMatch | None:
+        refused.append(found)
+        return match(prover, found, *others)
+
+    monkeypatch.setattr(proof.Prover, "_match", counted)
+    fused(parse(ALL_SCORES_EQUAL, inputs="float[1,4,8] q, float[1,2,8] k, float[1,2,8] v", outputs="float[1,2,4,4] y"))
+    assert 100 < len(refused) < (search.MOST_WORK + search.MOST_CORRECTED) // proof.REFUSED
