@@ -160,8 +160,8 @@ def answer(
     runtime: Runtime | None, operator: str, feature: Feature, kernel: Kernel = Kernel.WHOLE
 ) -> Answer:
     """Whether a runtime takes a feature of an operator, in the kernel that the call has there.
-    Without a runtime:
-    whether the schema has it, and no runtime is known whose kernel for such a call does not."""
+    Without a runtime: whether the schema has it, and no runtime is known whose kernel for such a
+    call does not."""
     if runtime is None:
         known = [
             cell

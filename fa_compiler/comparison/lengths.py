@@ -3,8 +3,8 @@ keeps a record.
 
 A file in which the number of chunks is written out is compared where it is right. Where it is meant
 for every length (--assume any-length), its fused form is also run beyond these lengths, and
-compared with itself without the library:
-the bodies of its operators compute the recurrence token by token.
+compared with itself without the library: the bodies of its operators compute the recurrence token
+by token.
 """
 
 from __future__ import annotations

@@ -99,9 +99,8 @@ class FileWeights:
 
     def give_joined(self, model: ir.Model) -> None:
         """Give the joined weights of a model that was read from its message their content, read
-        when it is asked for:
-        what `keep_joined` left in their place says where they would lie in the file, which does not
-        hold them."""
+        when it is asked for: what `keep_joined` left in their place says where they would lie in
+        the file, which does not hold them."""
         for value in model.graph.initializers.values():
             tensor = value.const_value
             if (

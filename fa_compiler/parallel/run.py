@@ -57,8 +57,7 @@ def run_sharded(task: ShardedRun, own: Communicator) -> dict[str, Array]:
     what was written.
 
     Every rank raises the same error if the model, the inputs or the place of the outputs is at
-    fault for one of them:
-    all agree before the run and when they have written.
+    fault for one of them: all agree before the run and when they have written.
 
     Raises:
         AgreedError: as above; nothing was written before the run.

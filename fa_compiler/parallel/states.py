@@ -7,8 +7,8 @@
 U is the state behind the tokens if the state in front is 0. M is a matrix of [Dk, Dk] with a
 correction: the state behind the tokens if the one in front is the identity and the values are 0.
 Without one it is the decay of all tokens, a factor for each head or each of its lines. The columns
-of a state do not depend on each other, so one run gives both:
-zeros stand behind the values, and the identity beside the zeros of the state.
+of a state do not depend on each other, so one run gives both: zeros stand behind the values, and
+the identity beside the zeros of the state.
 
     chunk        0          1                2                3
     from 0       U0, M0     U1, M1           U2, M2           U3, M3      each rank computes those of its chunks,

@@ -224,9 +224,8 @@ def proto_of(loaded: LoadedModel, model: ir.Model) -> onnx.ModelProto:
     """The model as a proto.
 
     Protobuf reads a text that is not UTF-8, but does not write it. Such a text may be in a field
-    that no check reads:
-    the producer's name, or a domain that no node uses. Joined weights are read when they are
-    written, where they can.
+    that no check reads: the producer's name, or a domain that no node uses. Joined weights are read
+    when they are written, where they can.
     """
     if loaded.weights is not None:
         loaded.weights.keep_joined(model)

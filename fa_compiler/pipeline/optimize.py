@@ -33,10 +33,10 @@ class Result(Shown):
     place and how it is run. `print` and notebooks show the report and how the file is run.
 
     `model` is an `onnx_ir.Model` if the input was one, otherwise an `onnx.ModelProto`. External
-    data stay external:
-    their locations are relative to the output's folder or, without an output, to the input's
-    folder. If an output was written, the weights inside the input's file are read on the first
-    access to `model`. Until then the input's file may be removed or replaced, but not modified.
+    data stay external: their locations are relative to the output's folder or, without an output,
+    to the input's folder. If an output was written, the weights inside the input's file are read on
+    the first access to `model`. Until then the input's file may be removed or replaced, but not
+    modified.
     """
 
     report: Report

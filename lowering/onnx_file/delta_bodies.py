@@ -3,10 +3,9 @@ the operators do.
 
 A file for Ascend holds these functions, as it does those of the operators around attention
 (around_bodies.py). ONNX Runtime with the library takes the kernels and never looks at them. A body
-is a Loop over the packed tokens, in float32:
-token t reads the state of one block, changes it, and writes it to another. For ChunkGatedDeltaRule
-both are the block of its sequence. Results have the types of the operators, by CastLike, which
-opset 15 has first.
+is a Loop over the packed tokens, in float32: token t reads the state of one block, changes it, and
+writes it to another. For ChunkGatedDeltaRule both are the block of its sequence. Results have the
+types of the operators, by CastLike, which opset 15 has first.
 
 A body reads the inputs that its nodes have. If nodes of one operator have different ones, the
 operator has no body.

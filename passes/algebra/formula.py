@@ -113,8 +113,7 @@ class AtLeastZero:
 class BooleanTensor:
     """The element of `value`, as a truth value, equals `when`. Dimension d of `value` runs along
     x_k for k = axes[d], or has the size 1 where axes[d] is None. It may be longer than the mask in
-    the dimension `cut`, where there is one:
-    the mask then has its first elements."""
+    the dimension `cut`, where there is one: the mask then has its first elements."""
 
     value: ir.Value
     axes: tuple[int | None, ...]

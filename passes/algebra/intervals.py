@@ -1,9 +1,8 @@
 """Intervals of numbers of which some may be NaN, and arithmetic on them.
 
 A number is proven not to be NaN if it is computed from such numbers, and from no combination that
-makes NaN of numbers:
-infinity less infinity, infinity times 0, infinity divided by infinity, a root or power of a
-negative number. An infinite end of an interval counts as an infinite number.
+makes NaN of numbers: infinity less infinity, infinity times 0, infinity divided by infinity, a root
+or power of a negative number. An infinite end of an interval counts as an infinite number.
 """
 
 from __future__ import annotations

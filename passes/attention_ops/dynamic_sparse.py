@@ -1,9 +1,8 @@
 """DynamicSparseAttention of com.microsoft: attention to selected keys of a cache.
 
     1  past_key, past_value     [B, K, P, D]. Batch entry b has seqlens_k[b] + 1 keys in all, the
-                                last of which are new:
-                                they are written behind the others. present_key and present_value
-                                are the whole caches
+                                last of which are new: they are written behind the others.
+                                present_key and present_value are the whole caches
     2  selected_indices         [B * S, entries], positions in the cache, of which selected_counts
                                 [B * S] count. Keys of later tokens are left out, even if they are
                                 selected

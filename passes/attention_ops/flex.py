@@ -7,8 +7,8 @@ any other attention.
 
 The nodes of the definition are added beside the operator, and removed again when the match is
 refused. What the graphs score_mod and prob_mod may hold follows from scores.py, mask.py and
-probability_path.py. Refused before the match:
-graphs that make random numbers or hold further graphs or nodes of several outputs.
+probability_path.py. Refused before the match: graphs that make random numbers or hold further
+graphs or nodes of several outputs.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ def match_divergence(
 
 def _check_axes(scores: IndexScores, region: Region, log: ir.Node) -> None:
     """Decline where two axes of the indexer were taken for one, or its heads or head size for one
-    of attention's:
-    elementwise operators and products name axes after those they walk with, of whatever meaning."""
+    of attention's: elementwise operators and products name axes after those they walk with, of
+    whatever meaning."""
     space, roles = scores.space, region.viewer.space.settle(region.match.roles)
     batch, rows, heads, keys, depth = (space.resolve(axes) for axes in scores.axes)
     every = (*batch, *rows, *heads, *keys, *depth)

@@ -10,8 +10,7 @@ What is looked at, and what follows from it:
     3     the numbers again, and what is made of two or three of them: there a comparison, a Slice
           or the like may change what the graph computes. So may the lengths at which what is
           computed of a length turns (walk.py). Each is looked at with its neighbours (`AROUND`).
-          Where there are any, `DISTANT` lengths are looked at, too:
-          most changes last
+          Where there are any, `DISTANT` lengths are looked at, too: most changes last
     4     between two such lengths that are right, all are right: the operators of the region treat
           them alike, but for what passes one of the numbers
     5     where only the multiples of a number are right, and all of these that were looked at, all

@@ -186,8 +186,7 @@ def _along(array: np.ndarray, sizes: Sizes) -> np.ndarray:
 @dataclass
 class Search:
     """The search at one point. `values` may be operands, each with the number of products between
-    it and the region:
-    queries and keys enter it as they are, values after at most one product."""
+    it and the region: queries and keys enter it as they are, values after at most one product."""
 
     point: Evaluation
     values: Mapping[ir.Value, int]

@@ -15,8 +15,7 @@
     doubtful  a lookup with another number of tokens than there are keys, where
                 3 there are more tokens than keys in every run, or
                 4 a window excludes keys before the row, and no lookup without a window has the same
-                  number of keys:
-                  a layer without a window needs the keys of all tokens
+                  number of keys: a layer without a window needs the keys of all tokens
 
 This is what the file computes, and fusing does not change it. What the model means cannot be read
 from the file, so it is a remark and no reason to decline. Where all keys are kept, the first

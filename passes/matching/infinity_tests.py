@@ -19,8 +19,7 @@ Grammar; the code cites the numbers of the cases:
 
 p is any value on the path from the softmax. A probability is NaN or between 0 and 1, and stays so
 after a NaN guard. A factor on it is of moderate size (factors.py), so that the product is finite in
-float32. In 16 bits it may be infinite:
-tests behind such a factor are not removed.
+float32. In 16 bits it may be infinite: tests behind such a factor are not removed.
 
 The tests are found from p downwards, because every reader of p must be known; a pattern only reads
 upwards.

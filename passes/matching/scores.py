@@ -25,8 +25,7 @@ of the cases:
                                                            float16 behind a floor of numbers that
                                                            were float16 (13)
       7     | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run,
-                                                           also repeated:
-                                                           the scale
+                                                           also repeated: the scale
       8     | Mul(scores, t) | Div(scores, t)              t of size 1 along the keys, see
                                                            factors.py
       9     | Add(scores, t) | Sum(scores, t, ...)         t any tensor that does not enlarge the

@@ -89,9 +89,8 @@ def reshaped(shape: Shape | None, target: list[Dim], allow_zero: bool) -> Shape:
     the input's dim. The element counts then differ and the original fails, unless the tensor is
     empty or the target was computed from a size that has nothing to do with the input. With
     `allow_zero` the tensor is empty, and a -1 beside the 0 need not be the quotient. ONNX forbids
-    the two together, but ONNX Runtime divides the products without their zeros:
-    [0, 0, 4, 8] becomes [0, 1, 32] by [0, -1, 32]. Without `allow_zero` it refuses a -1 beside a
-    product of 0.
+    the two together, but ONNX Runtime divides the products without their zeros: [0, 0, 4, 8]
+    becomes [0, 1, 32] by [0, -1, 32]. Without `allow_zero` it refuses a -1 beside a product of 0.
     """
     result: list[Dim] = []
     open_axis: int | None = None

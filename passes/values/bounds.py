@@ -145,8 +145,7 @@ class Bounds(Analysis[Bound]):
 class KernelBounds(Bounds):
     """The bounds of what the kernels of ONNX Runtime give: its Sigmoid up to 1 + 2^-23, and its
     Tanh up to 1 + 2^-22, of numbers around 8 and beyond. They matter where the sign of a difference
-    decides, as in front of a logarithm:
-    elsewhere the excess is that of a rounding."""
+    decides, as in front of a logarithm: elsewhere the excess is that of a rounding."""
 
     def _compute(self, value: ir.Value) -> Bound | None:
         bound = super()._compute(value)

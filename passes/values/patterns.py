@@ -4,9 +4,8 @@
     Number(x)               a constant that holds the number x throughout
     Number(low, high)       a constant that holds one number between these two throughout
     Op(types, operands)     the first output of an operator of one of the types, whose operands
-                            follow these patterns:
-                            in any order where the operator is commutative, and as many of them, or
-                            more if `open_end`
+                            follow these patterns: in any order where the operator is commutative,
+                            and as many of them, or more if `open_end`
     Through(pass, pattern)  a value from which `pass` leads upwards, input by input, to one that
                             follows the pattern
     OneOf(patterns)         what follows one of them

@@ -197,8 +197,7 @@ class _Body:
         """Convert one ONNX node.
 
         A node without a counterpart is recorded. Its readers are still converted, with placeholders
-        of the right types:
-        so all unsupported nodes are found. The graph is not used then.
+        of the right types: so all unsupported nodes are found. The graph is not used then.
         """
         if any(value in self._broken for value in node.inputs if value is not None):
             self._broken.update(node.outputs)
