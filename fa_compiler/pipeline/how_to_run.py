@@ -65,8 +65,9 @@ class HowToRun:
     ways: tuple[Way, ...]
 
     def __str__(self) -> str:
-        """The sentence, and each way with its lines below its name."""
-        return "\n".join([self.needs, *self.told])
+        """The sentence, with options as keywords of Python, and each way with its lines below its
+        name."""
+        return "\n".join([_with_keywords(self.needs), *self.told])
 
     @property
     def told(self) -> list[str]:
@@ -75,6 +76,13 @@ class HowToRun:
             [f"  {way.name}:", *(f"    {line}".rstrip() for line in way.lines)] for way in self.ways
         )
         return [*chain.from_iterable(lines)]
+
+
+def _with_keywords(sentence: str) -> str:
+    """A sentence in which the options of the command line are the keywords of `optimize`."""
+    named = sentence.replace("--in-place-caches", "in_place_caches=True")
+    named = re.sub(r" --runtime ([\w-]+)", r", runtime='\1'", named)
+    return re.sub(r"--target ([\w-]+)", r"target='\1'", named)
 
 
 def how_to_run(

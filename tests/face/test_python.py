@@ -459,3 +459,4 @@ def test_what_an_interactive_python_shows(tmp_path: Path) -> None:
     assert f"1 fused (of 1), wrote {tmp_path / 'fused.onnx'}" in repr(result)
     assert repr(fa_compiler.verify(path, path)).startswith("<Comparison the output agrees (tolerance")
     assert str(result).splitlines()[4] == "How to run it:"
+    assert "fuse the original model with target='contrib', runtime='ort-cpu'." in str(result)
