@@ -55,11 +55,10 @@ def buffers_of(model: onnx.ModelProto) -> tuple[Buffer, ...]:
         return ()
     try:
         buffers = tuple(Buffer(**entry) for entry in json.loads(found))
-        if all(
-            isinstance(name, str)
-            for buffer in buffers
-            for name in (buffer.past, buffer.present, buffer.length)
-        ) and all(type(buffer.axis) is int for buffer in buffers):
+        names = (name for each in buffers for name in (each.past, each.present, each.length))
+        if all(isinstance(name, str) for name in names) and all(
+            type(buffer.axis) is int for buffer in buffers
+        ):
             return buffers
     except (ValueError, TypeError, RecursionError):
         pass

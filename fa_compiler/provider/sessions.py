@@ -412,9 +412,8 @@ def _watch(sessions: Sessions) -> None:
 
 def _lacks_operators(error: Exception) -> bool:
     """Whether ONNX Runtime refused a model because it has operators of this package."""
-    return any(
-        f"{domain}:" in str(error) for domain in DOMAINS
-    ) and "is not a registered function/op" in str(error)
+    text = str(error)
+    return "is not a registered function/op" in text and any(f"{d}:" in text for d in DOMAINS)
 
 
 def _count(number: int, what: str) -> str:

@@ -132,12 +132,8 @@ class _Finisher:
         for output in node.outputs:
             output.name = builder.names.new(f"{node.name}_output")
         self.facts.info.infer_node(node)
-        if (
-            next(
-                iter(verify(node_view(node, self.facts.info), options.platform, options.cann)), None
-            )
-            is not None
-        ):
+        view = node_view(node, self.facts.info)
+        if verify(view, options.platform, options.cann):
             builder.go_back(place)
             return None
         builder.graph.append(node)

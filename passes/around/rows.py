@@ -308,9 +308,8 @@ def _other_operand(norm: Norm, op_type: str, info: ShapeInfo) -> tuple[ir.Node, 
     other = next(iter(others_of(reader, result)), ABSENT)
     if info.dtype(other) != info.dtype(result):
         return None
-    fits = is_vector(other, _size(norm, info), info) and info.shape(
-        reader.outputs[0]
-    ) == info.shape(result)
+    keeps_shape = info.shape(reader.outputs[0]) == info.shape(result)
+    fits = keeps_shape and is_vector(other, _size(norm, info), info)
     return (reader, other) if fits else None
 
 

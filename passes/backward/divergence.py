@@ -268,11 +268,11 @@ class _Results:
             if factor is None:
                 continue
             error = _ErrorProduct(product, side, part.dims, factor)
-            if (target := self._gradient(error, key, keys, scores.wanted[0])) is not None:
+            target = self._gradient(error, key, keys, scores.wanted[0])
+            if target is not None:
                 return "d_query_index", target
-            if (
-                target := self._gradient(error, query, (*rows, *heads), scores.wanted[1])
-            ) is not None:
+            target = self._gradient(error, query, (*rows, *heads), scores.wanted[1])
+            if target is not None:
                 return "d_key_index", target
         return None
 

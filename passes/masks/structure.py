@@ -258,10 +258,10 @@ def _sizes_beside(
         for own in _other_sizes_along(axes, size, beside, grid, viewer):
             if own.is_const and size.single_atom is not None:
                 sizes[size.single_atom] = own
-            elif (
-                sum_size := (total := Dim.broadcast(total, own)).single_atom
-            ) is not None and total != size:
-                sizes[sum_size] = size
+                continue
+            total = Dim.broadcast(total, own)
+            if total.single_atom is not None and total != size:
+                sizes[total.single_atom] = size
     return {atom: size.substitute(sizes) for atom, size in sizes.items()}
 
 

@@ -408,12 +408,10 @@ def _peel_by_later_steps(
 ) -> Peeled:
     """The step, if this node is one that depends on the steps after it. `later` holds those, from
     the softmax upwards."""
-    if (
-        later
-        and (product := _peel_zeros(node, later[-1]) or _peel_spared(node, later, viewer))
-        is not None
-    ):
-        return product
+    if later:
+        product = _peel_zeros(node, later[-1]) or _peel_spared(node, later, viewer)
+        if product is not None:
+            return product
     if inner:
         return None
     only = {type(step) for step in later}

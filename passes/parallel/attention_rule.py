@@ -370,10 +370,9 @@ def _sizes(
     refused = refused_methods(
         heads, key_heads, sharder.ranks, "sink" in inputs, str(attrs.get("cpu_empty_rows", ""))
     )
-    if (
-        reason := sharder.no_ring or _ring_fault(sharder, inputs.get("real_shift"))
-    ) and RING not in refused:
-        refused[RING] = reason
+    reason = sharder.no_ring or _ring_fault(sharder, inputs.get("real_shift"))
+    if reason:
+        refused.setdefault(RING, reason)
     return AttentionSizes(
         name=label(node),
         heads=heads,

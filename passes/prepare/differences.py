@@ -439,9 +439,8 @@ def _why_part_unsound(part: Part, difference: Difference, facts: Facts) -> Decli
     in float16."""
     half = facts.info.dtype(difference.product.outputs[0]) == ir.DataType.FLOAT16
     if part.factor is not None and part.scaling is not None:
-        if (
-            reason := immoderate(part.factor, part.divides, Viewer(facts, AxisSpace()))
-        ) is not None:
+        reason = immoderate(part.factor, part.divides, Viewer(facts, AxisSpace()))
+        if reason is not None:
             return Decline(Code.PROBABILITY_TERM, reason, part.scaling, CONSTANT_ADVICE)
         if half and not _never_enlarges(part.factor, part.divides, facts):
             return Decline(Code.PROBABILITY_TERM, OVERFLOWS.format(part.factor.name), part.scaling)

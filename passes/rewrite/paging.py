@@ -176,10 +176,8 @@ def find_pages(match: AttentionMatch, facts: Facts) -> tuple[AttentionMatch, Pag
         raise Decline(Code.SHAPE, "the size of a block is not known", key.node)
     if blocks != space.size(value.blocks):
         raise Decline(Code.SHAPE, "the pools may have different numbers of blocks", key.node)
-    if (
-        plan_moves(space.resolve_all(table.base_dims), space.resolve_all((roles.batch, pages)))
-        is None
-    ):
+    rows = space.resolve_all((roles.batch, pages))
+    if plan_moves(space.resolve_all(table.base_dims), rows) is None:
         raise Decline(Code.SHAPE, "the block table is not one row for each batch entry", key.node)
     pools = _pools(key, value, tokens, roles, match, viewer)
     if pools is None:

@@ -112,10 +112,8 @@ def _with_empty_rows(call: OpCall, p: Floats, allowed: Bools) -> tuple[Floats, B
     value = str(call.attrs.get("cpu_empty_rows", ""))
     probability = {"mean": 1.0 / allowed.shape[1], "nan": np.nan}.get(value, 0.0)
     empty = np.logical_not(allowed.any(axis=1))[:, None]
-    return np.where(empty, probability, p), (allowed | empty) if value in (
-        "mean",
-        "nan",
-    ) else allowed
+    read = (allowed | empty) if value in ("mean", "nan") else allowed
+    return np.where(empty, probability, p), read
 
 
 def _like_output(call: OpCall, attention: Attention, name: str) -> list[Floats]:

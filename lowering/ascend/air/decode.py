@@ -148,7 +148,8 @@ FORMATS = {
     31: "DHWCN",
     40: "",
 }
-"""Layouts by the number of ge::Format. 40 is "reserved", which is also the meaning of an empty layout."""
+"""Layouts by the number of ge::Format. 40 is "reserved", which is also the meaning of an empty
+layout."""
 
 
 def location_of(proto: Proto) -> tuple[str, int] | None:
@@ -160,9 +161,8 @@ def location_of(proto: Proto) -> tuple[str, int] | None:
         or proto.attr["value"].t.data
     ):
         return None
-    return _text(proto.attr["location"].s), int(
-        proto.attr["length"].i
-    ) if "length" in proto.attr else 0
+    length = int(proto.attr["length"].i) if "length" in proto.attr else 0
+    return _text(proto.attr["location"].s), length
 
 
 def file_at(folder: Path | None, location: str) -> Path | None:
