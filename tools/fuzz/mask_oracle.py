@@ -50,7 +50,7 @@ Array = npt.NDArray[Any]
 SCORES = (-9.0, -1.5, 0.0, 0.75, 12.0)
 """Scores of common size."""
 LARGE = (-math.inf, -3e38, -1e9, -65504.0, -1e4)
-"""What an addend may hold that is given to the model and may be a mask."""
+"""What an addend may hold that is given to the model and may be a mask; what is subtracted, with the other sign."""
 LONGEST, POSITIONS = 4096.0, (2.0**50, 2.0**90)
 """Positions and sizes have the interval of int64, also after a slope: an end of this size means a long sequence."""
 MOST_NUMBERS, MOST_CLASSES, MOST_ROWS = 6, 40, 600
@@ -147,6 +147,7 @@ class _Rows:
         if not isinstance(term, Add) or self._excludes_nothing(term):
             return [0.0]
         value, facts = term.operand.value, self.values.viewer.facts
+        large = [term.sign * number for number in LARGE]
         if (known := facts.sets.of(value)) is not None:
             numbers = sorted(known)
             return numbers if len(numbers) <= MOST_NUMBERS else [*numbers[:2], *numbers[-2:]]
@@ -158,12 +159,12 @@ class _Rows:
                 math.copysign(LONGEST, end) if POSITIONS[0] < abs(end) < POSITIONS[1] else end for end in interval
             )
             counts = LONGEST in (-low, high)
-            inside = [x for x in (*SCORES, *(() if counts else LARGE[1:])) if low < x < high]
+            inside = [x for x in (*SCORES, *(() if counts else large[1:])) if low < x < high]
             return [low, *inside, *([] if high in (low, math.inf) else [high])]
         if is_score_like(value, self.values.viewer):
             return [*SCORES]
         dtype = self.values.viewer.info.dtype(value)
-        return [*SCORES, *(x for x in LARGE if dtype is not ir.DataType.FLOAT16 or not RANGE_16 < -x < math.inf)]
+        return [*SCORES, *(x for x in large if dtype is not ir.DataType.FLOAT16 or not RANGE_16 < abs(x) < math.inf)]
 
     def _huge_factor(self, value: ir.Value) -> float | None:
         """The huge constant that an addend is a multiple of, as (1 - mask) * low is; None of other addends."""
