@@ -91,7 +91,8 @@ ONE_SIGN_HINT = (
 )
 MAX_STEPS = 64
 MAX_DEPTH = 32
-WHOLE = (*PASSING, "Add", "Sub", "Mul", "Neg", "Abs", "Cast")
+WHOLE = (*PASSING, "Add", "Sub", "Mul", "Neg", "Abs", "Cast", "Einsum", "MatMul", "ReduceSum")
+"""Operators that make whole numbers of whole numbers: a rounded sum or product of them is one."""
 ARITHMETIC = (*PASSING, *FOUR_OPERATIONS, "Neg", "Abs", "Cast", "CumSum", "Max", "Min")
 """Operators that may compute a number from integers that are inputs of the model. Integers that
 other operators compute are positions and sizes."""
@@ -411,28 +412,31 @@ class _Sizes:
         """The kinds of numbers in an addend that is not huge throughout.
 
         It is coarse if it holds coarse constants, or if it is made of an input of the model whose
-        content is unknown. An addend whose sources are too many to follow counts as coarse.
+        content is unknown, or if numbers of any size are enlarged. An addend whose sources are too
+        many to follow counts as coarse.
         """
-        # a value, and whether its huge numbers keep their signs
-        pending = [(term.operand.value, True)]
-        seen: set[ir.Value] = set()
+        # a value, whether its huge numbers keep their signs, and what constants multiply it by
+        pending = [(term.operand.value, True, 1.0)]
+        seen: dict[tuple[ir.Value, bool], float] = {}
         total = ZEROS
         while pending:
-            current, signed = pending.pop()
-            if current in seen:
+            current, signed, factor = pending.pop()
+            if factor <= seen.get((current, signed), 0.0):
                 continue
-            seen.add(current)
+            seen[current, signed] = factor
             spend(current.producer())
             if len(seen) > MAX_STEPS:
                 return COARSE
             huge = self.huge(current)
             if huge.is_huge:
                 total = total.or_else(huge if signed else huge.of_any_sign())
-            elif self.largest(current) > MAX_FINE:
-                if self._is_coarse(current):
+            elif self.largest(current) * factor > MAX_FINE:
+                factor *= self._enlarges(current)
+                if self._is_coarse(current) or factor > MAX_FINE:
                     return COARSE
                 keeps_signs = signed and _keeps_signs(current)
-                pending.extend((source, keeps_signs) for source in self._sources_of_large(current))
+                sources = self._sources_of_large(current)
+                pending.extend((source, keeps_signs, factor) for source in sources)
         return Parts(False, total.times(term.sign))
 
     def _is_coarse(self, value: ir.Value) -> bool:
@@ -445,6 +449,29 @@ class _Sizes:
         ):
             return True
         return value.producer() is None and (not is_weight(value) or value.is_graph_input())
+
+    def _enlarges(self, value: ir.Value) -> float:
+        """What known numbers multiply those by that a value is computed from, where that is more
+        than 1. A share of a huge number, which is not huge throughout, is of any size."""
+        node = value.producer()
+        if is_op(node, "Div"):
+            divisors = self.facts.sets.of(input_of(node, 1)) or frozenset((1.0,))
+            least = min(map(abs, divisors)) or math.inf
+            return max(1.0, self._known(input_of(node, 0)) / least)
+        if is_op(node, "Mul"):
+            return math.prod(map(self._known, inputs_of(node)))
+        if contraction(node, self.facts.info) is None:
+            return 1.0
+        operands = (operand for operand in inputs_of(node) if constant(operand) is None)
+        return math.prod(map(self._known, operands))
+
+    def _known(self, operand: ir.Value | None) -> float:
+        """The largest of the numbers that an operand is known to hold, and at least 1."""
+        numbers = self.facts.sets.of(operand)
+        if numbers is not None:
+            return max(1.0, *map(abs, numbers))
+        huge = self.huge(operand)
+        return HUGE if huge.is_huge and huge != ZEROS else 1.0
 
     def _sources_of_large(self, value: ir.Value) -> Sequence[ir.Value]:
         """The values that large numbers of a value come from; empty for weights and activations,

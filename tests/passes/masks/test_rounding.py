@@ -52,6 +52,7 @@ FUSED = {
     "before_a_selection": "a = Add(s, u) x = Where(m, a, least) ",
     "behind_a_selection": "a = Where(m, s, least) x = Add(a, u) ",
     "before_a_floor": "a = Add(s, t) c = Add(a, w) x = Max(c, least) ",
+    "whole_numbers_of_an_einsum": 'o = Einsum<equation="abcd->abcd">(g) c = Mul(o, least) a = Add(s, t) x = Add(a, c) ',
     "beside_one_number": "a = Add(s, u) x = Add(a, tiny) ",
 }
 
@@ -79,6 +80,18 @@ DECLINED = {
     "one_number_that_is_large": "a = Add(s, u) x = Add(a, three) ",
     "a_difference_and_a_bias": "d = Mul(e, big) c = Sub(d, big) a = Add(s, b) x = Add(a, c) ",
     "a_moved_difference_and_a_bias": "d = Mul(big, e) n = Add(d, coarser) c = Identity(n) a = Add(s, b) x = Add(c, a) ",
+    "one_number_and_a_share_of_a_huge_one": "h = Constant<value=float[6] {3e-30,3e-30,3e-30,3e-30,3e-30,3e-30}>() "
+    "n = Constant<value=float {0.04}>() d = Mul(f, h) c = Mul(d, least) a = Add(s, n) x = Add(a, c) ",
+    "one_number_and_a_quotient_by_a_small_one": "n = Constant<value=float {31.0}>() g1 = Sigmoid(e) d = Div(g1, tiny) "
+    "a = Add(s, n) x = Sub(a, d) ",
+    "one_number_and_a_product_with_a_huge_mask": "n = Constant<value=float {31.0}>() l = Where(r, zero, least) "
+    "g1 = Sigmoid(e) d = MatMul(l, g1) a = Add(s, n) x = Add(a, d) ",
+    "one_number_and_a_product_of_several": "n = Constant<value=float {31.0}>() h = Constant<value=float {-200.0}>() "
+    "g1 = Sigmoid(e) d = Mul(g1, h) d1 = Mul(d, n) d2 = Mul(n, d1) d3 = Mul(d2, h) d4 = Mul(d3, h) d5 = Mul(d4, n) "
+    "a = Add(s, n) x = Sub(a, d5) ",
+    "opposite_signs_of_one_mask": "h = Constant<value=float {-1e30}>() n = Where(r, zero, h) l = Where(m, n, least) "
+    "d = MatMul(kt, k) e1 = ReduceMean<axes=[1,2,3]>(d) c = Sub(e1, l) h1 = Where(m, c, l) "
+    "a = Add(s, h1) x = Add(a, l) ",
     "a_negative_factor_between": "a = Add(s, w) h = Neg(a) x = Add(h, w) ",
     "a_factor_behind": "a = Add(s, u) c = Add(a, w) x = Mul(c, three) ",
 }
