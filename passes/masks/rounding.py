@@ -10,7 +10,7 @@ Both round alike where each addend, up to its sign, is of one of these kinds:
               of products and activations
     huge      0, or so large that a score and a fine addend are lost in it (`huge` below)
     coarse    anything else: numbers such as -1e4 and -1e9, inputs of the model that may hold such
-              numbers
+              numbers, products with constants above 256, shares of huge numbers
 
     1 fine addends, in any number                        every sum has the same rounding errors as
                                                          scores have
@@ -338,8 +338,8 @@ class _Sizes:
     def huge(self, value: ir.Value | None, depth: int = 0) -> Huge:
         """The sizes of a tensor's elements where all of them are 0 or at least HUGE; else ANY_SIZE.
 
-        huge := numbers | moved huge | Neg(huge) | Where(c, huge, huge) | Concat of huge |
-        Trilu(huge)
+        huge := numbers | moved huge | Neg(huge) | Where(c, huge, huge) | Concat of huge
+              | Trilu(huge)
               | ScatterND or ScatterElements of huge into huge | huge + huge | huge - huge
               | Mul(x, number)     x is whole numbers, or 1 - y in float32, which is 0 or at least
                                    2^-24
