@@ -80,7 +80,7 @@ def test_another_target_for_linear_attention(tmp_path: Path) -> None:
     original = saved(linear(inputs, attrs, is_open=True), tmp_path / "model.onnx")
     shown = str(fa_compiler.optimize(original, tmp_path / "fused.onnx").how_to_run)
     assert "run the original model, or what is made of it with" in shown
-    assert "--target contrib --runtime ort-cpu, which fuses some kinds of linear attention only" in shown
+    assert "target='contrib', runtime='ort-cpu', which fuses some kinds of linear attention only" in shown
 
 
 def test_an_operator_that_is_no_function(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_fused_file_stays_one_of_the_library(target: Target, tmp_path: Path) -
     fused = saved(fa_compiler.optimize(attention(length=8, batch=2)).model, tmp_path / "fused.onnx")
     result = fa_compiler.optimize(fused, tmp_path / "again.onnx", target=target)
     assert "register_custom_ops" in str(result.how_to_run)
-    assert f"fuse the original model with --target {target}" in str(result.how_to_run)
+    assert f"fuse the original model with target='{target}'" in str(result.how_to_run)
     assert any(f"--target {target} does not change them" in note for note in result.report.notes)
     assert not any("does not change them" in note for note in fa_compiler.inspect(fused).notes)
 
