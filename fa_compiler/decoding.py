@@ -17,12 +17,10 @@ import onnxruntime as ort
 
 from fa_compiler import op_registry
 from fa_compiler.comparison.decoder import (
-    SWITCH,
     Cache,
     caches_of,
     check_one_token,
     counts_the_mask,
-    handed_on,
     of_fixed_length,
     rows_of,
     sizes_of_rows,
@@ -39,6 +37,7 @@ from fa_compiler.op_registry.errors import suggestion
 from fa_compiler.passes.answer.report import first_of
 from fa_compiler.protos.cache_names import fixed_size
 from fa_compiler.protos.metadata import takes_one_token
+from fa_compiler.protos.step_inputs import BY_SEQUENCE, MASK, POSITIONS, SWITCH, handed_on, is_made
 from fa_compiler.protos.subgraphs import graph_inputs
 
 Array = npt.NDArray[Any]
@@ -50,28 +49,12 @@ MOST_THREADS = 1024
 """ONNX Runtime makes all threads that it is told, with tables that grow with the square of their
 number: for 100,000 of them it takes all memory, and comes to no end."""
 
-MASK = "attention_mask"
-
-MADE = frozenset(
-    {
-        SWITCH,
-        *(MASK, "position_ids", "cache_position"),
-        *("past_sequence_length", "total_sequence_length", "seqlens_k"),
-        *("write_indices", "nonpad_kv_seqlen"),
-    }
-)
-"""Inputs that follow from the number of tokens. A session makes them where the caller gives
-none."""
-
 COUNTS = frozenset({SWITCH, "past_sequence_length", "total_sequence_length"})
 """Those that tell the number of tokens itself, as the inputs `Cache.length` do."""
 
-POSITIONS = ("position_ids", "cache_position")
 CONTINUED = (MASK, "position_ids")
 """Inputs that differ between the sequences of a padded batch, and go on from one step to the
 next."""
-BY_SEQUENCE = 2
-"""The axes of an input with numbers for each sequence."""
 
 SEVERAL_OF_A_BATCH = "batch_size must be 1 when sequence_length > 1"
 """What the kernel of GroupQueryAttention says of several tokens behind cached ones for more than
@@ -175,10 +158,7 @@ class DecodingSession:
         """Whether the session makes this input itself, if a step is not given it."""
         if name in self._lengths or name in self._handed_on:
             return True
-        rank = len(self._inputs[name].type.tensor_type.shape.dim)
-        if name == MASK:
-            return rank == 2 and not self._has_encoder
-        return name in MADE and not (name in POSITIONS and rank > 2)
+        return is_made(self._inputs[name], self._has_encoder)
 
     def another(self) -> DecodingSession:
         """Another session over the same loaded model, with empty caches of its own and the same

@@ -47,6 +47,7 @@ from fa_compiler.protos.cache_names import (
     is_state,
     named_pairs,
 )
+from fa_compiler.protos.step_inputs import SWITCH
 from fa_compiler.protos.subgraphs import all_nodes, graph_inputs
 
 OPERATORS = {
@@ -60,9 +61,6 @@ AXIS = 2
 
 TOKENS = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
 """Inputs whose rows are the new tokens, whatever else there is."""
-
-SWITCH = "use_cache_branch"
-"""The input of a merged decoder that tells whether there are cached tokens."""
 
 Kind = Literal["buffer", "shared", "kept", "state", "growing"]
 
@@ -149,35 +147,6 @@ def counts_the_mask(model: onnx.ModelProto, mask: str) -> bool:
         elif node.op_type != "Shape":
             return False
     return is_summed
-
-
-def handed_on(model: onnx.ModelProto) -> dict[str, str]:
-    """The scalar inputs that the model only hands on as outputs, whose numbers nothing else reads.
-
-    The exporter of transformers 5 makes such inputs of a window's width, which the mask has as a
-    constant.
-    """
-    nodes = list(all_nodes(model.graph.node))
-    readers = Counter(name for node in nodes for name in node.input)
-    outputs = {info.name for info in model.graph.output}
-    scalars = {info.name for info in graph_inputs(model) if _is_scalar(info)}
-    return {
-        node.input[0]: node.output[0]
-        for node in nodes
-        if (node.domain, node.op_type) == ("", "Identity")
-        and node.input[0] in scalars
-        and node.output[0] in outputs
-        and readers[node.input[0]] == 1
-        and not readers[node.output[0]]
-    }
-
-
-def _is_scalar(info: onnx.ValueInfoProto) -> bool:
-    return (
-        info.type.HasField("tensor_type")
-        and info.type.tensor_type.HasField("shape")
-        and not (info.type.tensor_type.shape.dim)
-    )
 
 
 def rows_of(model: onnx.ModelProto, caches: Iterable[Cache]) -> Rows | None:

@@ -22,8 +22,9 @@ from fa_compiler.passes.answer.option import options_of
 from fa_compiler.passes.answer.options import SHARED_CACHES
 from fa_compiler.passes.attention_ops.names import ATTENTION_OPS
 from fa_compiler.passes.in_place import METADATA
-from fa_compiler.protos.cache_names import has_steps, open_states
+from fa_compiler.protos.cache_names import fixed_size, has_steps, named_pairs, open_states
 from fa_compiler.protos.metadata import metadata_of, takes_one_token
+from fa_compiler.protos.step_inputs import handed_on, is_made
 from fa_compiler.protos.subgraphs import all_nodes, graph_inputs
 
 PROVIDERS = {"ort-cuda": "CUDAExecutionProvider", "ort-dml": "DmlExecutionProvider"}
@@ -249,13 +250,13 @@ def _steps(
         info.type.tensor_type.shape.dim for info in graph_inputs(proto) if info.name == "input_ids"
     ]
     is_one = has_one_token or takes_one_token(proto)
-    step = '{"input_ids": [[1, 2, 3]]})    # then one token at a time'
-    if not tokens or any(
-        "encoder" in info.name or "cross" in info.name for info in graph_inputs(proto)
-    ):
+    batch = max([1, *(fixed_size(dims[0]) for dims in tokens if dims)])
+    step = f'{{"input_ids": {[[1, 2, 3]] * batch}}})    # then one token at a time'
+    if not tokens or _takes_more_than_tokens(proto):
         step = "inputs)    # session.inputs names what a step takes, such as the new tokens"
     elif is_one or any(len(dims) > 1 and dims[1].dim_value == 1 for dims in tokens):
-        step = '{"input_ids": [[1]]})    # one token a step; take_caches takes those of a prompt'
+        what = "one token a step; take_caches takes those of a prompt"
+        step = f'{{"input_ids": {[[1]] * batch}}})    # {what}'
     session = f"session = fa_compiler.DecodingSession({_quoted(path)}{room})"
     if open_states(proto):
         step = step.partition("    #")[0] if tokens else step
@@ -267,6 +268,19 @@ def _steps(
             f"outputs = session.step({step}",
         )
     return ("import fa_compiler", session, f"outputs = session.step({step}")
+
+
+def _takes_more_than_tokens(proto: onnx.ModelProto) -> bool:
+    """Whether a step has to be given more than `input_ids`: what an encoder made, or an input that
+    does not follow from the number of tokens."""
+    infos = graph_inputs(proto)
+    if any("encoder" in info.name or "cross" in info.name for info in infos):
+        return True
+    known = {"input_ids", *handed_on(proto), *(past.name for past, _ in named_pairs(proto))}
+    with suppress(ValueError, KeyError, TypeError):
+        for cache in json.loads(metadata_of(proto, METADATA) or "[]"):
+            known |= {cache["past"], cache["length"]}
+    return any(info.name not in known and not is_made(info, False) for info in infos)
 
 
 def _ranks_of(proto: onnx.ModelProto) -> str | None:

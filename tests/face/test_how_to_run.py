@@ -291,6 +291,32 @@ def test_a_decoder_that_was_traced_with_one_token(in_place: bool, tmp_path: Path
     assert names["session"].length == 1 and bool(names["session"].room) is in_place
 
 
+def test_a_decoder_of_a_fixed_batch_steps_with_so_many_sequences(tmp_path: Path) -> None:
+    """The lines are for a file that another batch does not fit."""
+    decoder = harness.load("llama_past__tsn_eager_op14")
+    for dim in (dim for value in decoder.graph.input for dim in value.type.tensor_type.shape.dim):
+        if dim.dim_param == "batch":
+            dim.dim_value = 2
+    how = fa_compiler.optimize(decoder, tmp_path / "step.onnx").how_to_run
+    assert how is not None
+    names: dict[str, Any] = {}
+    exec("\n".join(how.ways[0].lines), names)
+    assert names["outputs"]["logits"].shape[:2] == (2, 3)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_step_with_inputs_that_no_session_makes(in_place: bool, tmp_path: Path) -> None:
+    """A mask of another name does not follow from the tokens, so that the lines do not leave it out."""
+    decoder = harness.load("llama_past__tsn_eager_op14")
+    for value in decoder.graph.input:
+        value.name = value.name.replace("attention_mask", "attention_mask.full_attention")
+    for node in decoder.graph.node:
+        node.input[:] = [name.replace("attention_mask", "attention_mask.full_attention") for name in node.input]
+    how = fa_compiler.optimize(decoder, tmp_path / "step.onnx", in_place_caches=in_place).how_to_run
+    assert how is not None
+    assert how.ways[0].lines[-1].startswith("outputs = session.step(inputs)    # session.inputs names")
+
+
 def test_a_decoder_with_a_state_of_open_size_begins_with_the_caches_of_a_prompt(tmp_path: Path) -> None:
     """Nothing but the outputs of another model tells how many columns the state of a convolution has."""
     decoder = harness.load("llama_past__tsn_eager_op14")
