@@ -108,8 +108,6 @@ def _exit_code(measured: Benchmark, interrupted: bool) -> int:
         return INTERRUPTED
     for each in measured.measured:
         if each.decoded is not None and not each.decoded.agrees:
-            print(
-                f"fa-compiler: error: behind {each.length} keys the outputs differ", file=sys.stderr
-            )
+            print(f"fa-compiler: error: behind {each.keys} the outputs differ", file=sys.stderr)
             return DIFFERENT
     return OK

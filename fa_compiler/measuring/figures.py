@@ -137,6 +137,11 @@ class Measure:
         return self.original, self.fused
 
     @property
+    def keys(self) -> str:
+        """The keys behind which a decoder steps, as words."""
+        return f"{self.length} key{'' if self.length == 1 else 's'}"
+
+    @property
     def agreement(self) -> tuple[str, ...]:
         """Sentences on whether a decoder and its fused form made the same; none for other
         models."""
@@ -149,10 +154,10 @@ class Measure:
             else "no tokens are chosen"
         )
         differ = f"outputs differ by {decoded.largest:.2g}, {decoded.tolerance:.2g} is allowed"
-        lines = [f"behind {self.length} keys {tokens}; {differ}"]
+        lines = [f"behind {self.keys} {tokens}; {differ}"]
         if decoded.parts > 1:
             lines.append(
-                f"behind {self.length} keys the prompt was given in {decoded.parts} parts, for want of memory"
+                f"behind {self.keys} the prompt was given in {decoded.parts} parts, for want of memory"
             )
         return tuple(lines)
 

@@ -99,6 +99,7 @@ def test_the_page_of_a_decoder() -> None:
     assert "<th scope='col'>fused, prompt ms</th>" in text
     assert "<th scope='row'>2,048</th><td>500 <small>1.00-3.00 ms</small></td>" in text
     assert "<li>Behind 2048 keys 31 of 32 tokens are the same; outputs differ by 2e-06, 1e-05 is allowed.</li>" in text
+    assert replace(measure, length=1).agreement[0].startswith("behind 1 key 31 of 32 tokens are the same")
 
 
 def test_the_time_of_a_short_prompt_is_not_rounded_to_zero() -> None:
