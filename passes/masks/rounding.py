@@ -75,9 +75,8 @@ from fa_compiler.passes.masks.score_ops import (
     Term,
 )
 from fa_compiler.passes.masks.sixteen_bits import is_rounded_on_the_way
-from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS
 from fa_compiler.passes.ops.movers import MOVES, element_source
-from fa_compiler.passes.ops.numbers import CHOICES, PASSING, passed_on
+from fa_compiler.passes.ops.numbers import CHOICES, COMPUTING, KEEP_WHOLE, PASSING, passed_on
 from fa_compiler.passes.values.facts import Facts
 
 CANCELLED = 2.0**-24
@@ -91,11 +90,6 @@ ONE_SIGN_HINT = (
 )
 MAX_STEPS = 64
 MAX_DEPTH = 32
-WHOLE = (*PASSING, "Add", "Sub", "Mul", "Neg", "Abs", "Cast", "Einsum", "MatMul", "ReduceSum")
-"""Operators that make whole numbers of whole numbers: a rounded sum or product of them is one."""
-ARITHMETIC = (*PASSING, *FOUR_OPERATIONS, "Neg", "Abs", "Cast", "CumSum", "Max", "Min")
-"""Operators that may compute a number from integers that are inputs of the model. Integers that
-other operators compute are positions and sizes."""
 KEEP_SIGNS = (*PASSING, "Add", "Cast", "Pad", "Max", "Min")
 """Operators whose huge results have the sign of a huge operand. A Scatter may multiply instead."""
 NORMALISING = (
@@ -486,10 +480,11 @@ class _Sizes:
         return [operand for operand in _combined(node) if self._may_be_large(operand)]
 
     def _may_be_large(self, operand: ir.Value) -> bool:
-        """May an operand hold large numbers? Booleans do not, nor do computed integers, which are
-        positions and sizes."""
+        """May an operand hold large numbers? Booleans do not. Arithmetic may compute them of
+        integers that are inputs of the model; integers that other operators compute are positions
+        and sizes."""
         dtype = self.facts.info.dtype(operand)
-        computed = operand.producer() is not None and not is_op(operand.producer(), *ARITHMETIC)
+        computed = operand.producer() is not None and not is_op(operand.producer(), *COMPUTING)
         return not (dtype == ir.DataType.BOOL or (_is_integer(dtype) and computed))
 
     def largest(self, value: ir.Value) -> float:
@@ -538,7 +533,7 @@ def is_whole(value: ir.Value, facts: Facts) -> bool:
             continue
         seen.add(current)
         array, node = constant(current), current.producer()
-        if array is None and is_op(node, *WHOLE):
+        if array is None and is_op(node, *KEEP_WHOLE):
             pending.extend(_combined(node))
         elif array is None or not (np.isfinite(array) & (array == np.round(array))).all():
             return False

@@ -103,6 +103,18 @@ PASSING = (*MOVES, "Split", "Trilu", "Concat", *CHOICES)
 """Operators whose result holds elements of operands, and no other numbers but the zeros of a Trilu.
 A Scatter may combine them instead."""
 
+COMPUTING = (
+    *(*PASSING, "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Cast"),
+    *("CumSum", "Max", "Min"),
+)
+"""Operators whose result holds numbers of operands, or what sums, products and quotients make of
+them."""
+KEEP_WHOLE = (
+    *(*PASSING, "Add", "Sub", "Mul", "Neg", "Abs", "Cast"),
+    *("Einsum", "MatMul", "ReduceSum"),
+)
+"""Operators that make whole numbers of whole numbers: a rounded sum or product of them is one."""
+
 
 def passed_on(node: ir.Node) -> list[ir.Value]:
     """The operands of which the result of a PASSING operator holds elements; none where it computes
